@@ -1,0 +1,296 @@
+"""Acceptance: which of the waiting operations become decisions, and which.
+
+Pure and synchronous: operations and a view of journalled state in, rulings out. The writer reads the
+view, commits the rulings' decisions to the store, appends them to the journal, and only then answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from journal.data import EMPTY, after, hash_of
+from journal.entry import (
+    GENESIS,
+    MAX_ACTION,
+    MAX_OPERATION,
+    NO_BODY_TYPE,
+    Entry,
+    Envelope,
+    Outcome,
+    Predecessor,
+    body_of,
+    check_name,
+    check_string,
+    seal,
+)
+from journal.errors import (
+    HistoryIncomplete,
+    Invalid,
+    OperationReused,
+    RevisionMismatch,
+    UnrewindError,
+)
+from journal.lifecycle import Lifecycle, Owner, lifecycle_of, step
+
+ACCEPTED = "accepted"
+DUPLICATE = "duplicate"
+
+
+class Operation(Struct, frozen=True):
+    """A caller's intention, under an ID that the caller chose.
+
+    ``at`` is in the entry format's form or None (then it is the time of recording). ``body`` is kept
+    byte for byte. ``expected_revision`` is a precondition, not part of the intention: a repeat with
+    another one is still the same operation.
+    """
+
+    operation: str
+    entity: str
+    action: str
+    body: bytes = b""
+    body_type: str = NO_BODY_TYPE
+    version: str | None = None
+    expected_revision: int | None = None
+    actor: str | None = None
+    principal: str | None = None
+    at: str | None = None
+
+
+class Acceptance(Struct, frozen=True):
+    """The receipt for an operation: the decision it became, now or earlier.
+
+    ``durable_through`` is the revision through which the journal held the entity's history without
+    a gap when this decision was acknowledged.
+    """
+
+    operation: str
+    outcome: str
+    entity: str
+    version: str | None
+    revision: int
+    predecessor: Predecessor | None
+    history: str
+    generation: int
+    sequence: int | None
+    digest: str
+    state: str
+    durable_through: int
+
+
+class Place(Struct, frozen=True):
+    """A place in the tenant's one order: the store's marker, or the journal's tip."""
+
+    history: str
+    generation: int
+    sequence: int
+    digest: str
+
+
+class EntityHead(Struct, frozen=True):
+    """An entity as the store holds it after its last decision. ``data`` is stored text."""
+
+    entity: str
+    revision: int
+    history: str
+    digest: str
+    sequence: int
+    state: str
+    version: str | None
+    data: str
+
+
+class Decision(Struct, frozen=True):
+    """An entry together with the entity row that it leads to."""
+
+    entry: Entry
+    data: bytes
+    owner: Owner
+
+
+class Context(Struct, frozen=True):
+    """What a batch is judged against besides the store: rules, identity, time."""
+
+    tenant: str
+    lifecycles: Mapping[str, Lifecycle]
+    recorded: str
+
+
+class View(Struct, frozen=True):
+    """Journalled state that a batch is judged against. ``known`` is keyed by operation ID.
+
+    A known operation whose entry cannot be read stands there as the error that says so.
+    """
+
+    tip: Place
+    heads: Mapping[str, EntityHead]
+    known: Mapping[str, Entry | UnrewindError]
+    incomplete: frozenset[str] = frozenset()
+
+
+class Judged(Struct, frozen=True):
+    """The batch's decisions in order, and for each operation its answer or its refusal."""
+
+    decisions: tuple[Decision, ...]
+    answers: tuple[Acceptance | UnrewindError, ...]
+    tip: Place
+
+
+def check_operation(operation: Operation, lifecycles: Mapping[str, Lifecycle]) -> None:
+    """Refuse what could never become a decision, before it waits in a batch. Raises Invalid."""
+    check_name("operation", operation.operation, MAX_OPERATION)
+    lifecycle = lifecycle_of(lifecycles, operation.entity)
+    if lifecycle.owner is Owner.CALLER:
+        raise Invalid(
+            f"{operation.entity}: this entity type is caller-owned; append its sealed entries",
+            field="entity",
+        )
+    check_name("action", operation.action, MAX_ACTION)
+    check_name("body type", operation.body_type, MAX_ACTION)
+    for field in ("version", "actor", "principal"):
+        check_string(field, getattr(operation, field))
+    if operation.expected_revision is not None and operation.expected_revision < 0:
+        raise Invalid("expected_revision must not be negative", field="expected_revision")
+
+
+def receipt(entry: Entry, outcome: str) -> Acceptance:
+    """The answer for an entry that the journal holds."""
+    envelope = entry.envelope
+    return Acceptance(
+        operation=envelope.operation,
+        outcome=outcome,
+        entity=envelope.entity,
+        version=envelope.version,
+        revision=envelope.revision,
+        predecessor=envelope.predecessor,
+        history=envelope.history,
+        generation=envelope.generation,
+        sequence=envelope.sequence,
+        digest=entry.digest,
+        state=envelope.outcome.state,
+        durable_through=envelope.revision,
+    )
+
+
+def repeat(operation: Operation, entry: Entry) -> Acceptance:
+    """The first answer again. Raises OperationReused naming the fields that differ."""
+    first = entry.envelope
+    body = body_of(operation.body, operation.body_type)
+    pairs = {
+        "entity": (operation.entity, first.entity),
+        "action": (operation.action, first.action),
+        "version": (operation.version, first.version),
+        "actor": (operation.actor, first.actor),
+        "body": (body, first.body),
+        "at": (operation.at or first.at, first.at),
+    }
+    differing = [field for field, (now, then) in pairs.items() if now != then]
+    if differing:
+        raise OperationReused(
+            f"operation {operation.operation} already belongs to {first.entity} "
+            f"revision {first.revision}; this request differs in: {', '.join(differing)}",
+            differing=differing,
+            entity=first.entity,
+            revision=first.revision,
+        )
+    return receipt(entry, DUPLICATE)
+
+
+def judge(operations: Sequence[Operation], view: View, context: Context) -> Judged:
+    """Judge operations in order, each seeing the decisions before it.
+
+    A known operation ID is answered before any precondition is looked at. A refusal affects its own
+    operation alone. Sequences and predecessors are assigned so that the decisions continue
+    ``view.tip`` and each entity's head without a hole.
+    """
+    heads = dict(view.heads)
+    known = dict(view.known)
+    tip = view.tip
+    decisions: list[Decision] = []
+    answers: list[Acceptance | UnrewindError] = []
+    for operation in operations:
+        try:
+            earlier = known.get(operation.operation)
+            if isinstance(earlier, UnrewindError):
+                raise earlier
+            if earlier is not None:
+                answers.append(repeat(operation, earlier))
+                continue
+            if operation.entity in view.incomplete:
+                raise HistoryIncomplete(entity=operation.entity)
+            decision = _decide(operation, heads.get(operation.entity), tip, context)
+        except UnrewindError as error:
+            answers.append(error)
+            continue
+        entry = decision.entry
+        known[operation.operation] = entry
+        heads[operation.entity] = head_after(decision)
+        tip = Place(tip.history, tip.generation, tip.sequence + 1, entry.digest)
+        decisions.append(decision)
+        answers.append(receipt(entry, ACCEPTED))
+    return Judged(tuple(decisions), tuple(answers), tip)
+
+
+def head_after(decision: Decision) -> EntityHead:
+    """The entity row that a decision leads to."""
+    envelope = decision.entry.envelope
+    return EntityHead(
+        entity=envelope.entity,
+        revision=envelope.revision,
+        history=envelope.history,
+        digest=decision.entry.digest,
+        sequence=envelope.sequence or 0,
+        state=envelope.outcome.state,
+        version=envelope.version,
+        data=decision.data.decode(),
+    )
+
+
+def _decide(
+    operation: Operation, head: EntityHead | None, tip: Place, context: Context
+) -> Decision:
+    revision = 0 if head is None else head.revision
+    expected = operation.expected_revision
+    if expected is not None and expected != revision:
+        raise RevisionMismatch(
+            f"{operation.entity} is at revision {revision}, not {expected}",
+            entity=operation.entity,
+            expected=expected,
+            actual=revision,
+        )
+    lifecycle = lifecycle_of(context.lifecycles, operation.entity)
+    state = step(
+        lifecycle, None if head is None else head.state, operation.action, operation.version
+    )
+    before = EMPTY if head is None else head.data.encode()
+    data = after(before, operation.body, operation.body_type)
+    envelope = Envelope(
+        action=operation.action,
+        actor=operation.actor,
+        at=operation.at or context.recorded,
+        body=body_of(operation.body, operation.body_type),
+        entity=operation.entity,
+        generation=tip.generation,
+        history=tip.history,
+        lifecycle=lifecycle.version,
+        operation=operation.operation,
+        outcome=Outcome(hash_of(data), state),
+        predecessor=None
+        if head is None
+        else Predecessor(head.digest, head.history, head.revision),
+        principal=operation.principal,
+        recorded=context.recorded,
+        releases=(),
+        revision=revision + 1,
+        sequence=tip.sequence + 1,
+        tenant=context.tenant,
+        v=1,
+        version=operation.version,
+    )
+    return Decision(seal(envelope, operation.body), data, lifecycle.owner)
+
+
+def beginning(history: str, generation: int, first: int = 1, digest: str = GENESIS) -> Place:
+    """The place just before a history's first sequence."""
+    return Place(history, generation, first - 1, digest)

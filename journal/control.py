@@ -1,0 +1,348 @@
+"""Control: stage, generation, histories and tokens, as entries of the journal.
+
+Control entries are decisions of the entity type `control`, written by unrewind alone, in an order of
+their own. ``fold`` reads the whole order into one state; anything missing or unreadable in it means
+*closed* (P9). ``Authority`` is the part that every append is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from journal.acceptance import Place
+from journal.entry import GENESIS, JSON_TYPE, Entry, Envelope, Outcome, Predecessor, body_of, seal
+from journal.errors import UnrewindError
+from journal.history import Head, follows, link_of
+
+TENANT = "control/tenant"
+TOKEN = "control/token-"  # noqa: S105 - a prefix of entity names
+LIFECYCLE_VERSION = "1"
+
+
+class ControlUnreadable(UnrewindError):
+    """The journal's control entries are missing, damaged or have a gap: the tenant is closed."""
+
+
+class Stage(StrEnum):
+    """What is allowed; each stage allows what the ones before it do."""
+
+    CLOSED = "closed"
+    READING = "reading"
+    INTERNAL = "internal"
+    EXTERNAL = "external"
+    OPEN = "open"
+
+    @property
+    def reads(self) -> bool:
+        """Whether entities may be read."""
+        return self is not Stage.CLOSED
+
+    @property
+    def decides(self) -> bool:
+        """Whether decisions are taken."""
+        return self in {Stage.INTERNAL, Stage.EXTERNAL, Stage.OPEN}
+
+    @property
+    def effects(self) -> bool:
+        """Whether effects outside may happen."""
+        return self in {Stage.EXTERNAL, Stage.OPEN}
+
+
+class Role(StrEnum):
+    """What a token may do; operator ⊃ writer ⊃ reader."""
+
+    READER = "reader"
+    WRITER = "writer"
+    OPERATOR = "operator"
+
+    def covers(self, needed: Role) -> bool:
+        """Whether this role includes ``needed``."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+class Authority(Struct, frozen=True):
+    """History, generation and stage in force.
+
+    ``first`` is the first sequence of the history, ``digest`` the digest that its first decision
+    follows (``GENESIS`` at the founding).
+    """
+
+    history: str
+    generation: int
+    stage: Stage
+    first: int
+    digest: str
+
+
+class HistoryRecord(Struct, frozen=True):
+    """One history: its parent (None for the first), where it began and since when."""
+
+    history: str
+    parent: str | None
+    generation: int
+    first: int
+    digest: str
+    started: str
+
+
+class Token(Struct, frozen=True):
+    """A bearer token's record: the SHA-256 of its secret, never the secret."""
+
+    id: str
+    role: Role
+    sha256: str
+    name: str
+    created: str
+    revoked: bool = False
+
+
+class Control(Struct, frozen=True):
+    """The state that the control entries fold into."""
+
+    tenant: str
+    instance: str
+    journal: str
+    authority: Authority
+    histories: tuple[HistoryRecord, ...]
+    tokens: dict[str, Token]
+    heads: dict[str, Head]
+    sequence: int
+    last: str
+    reason: str
+    verdict: str | None
+    since: str
+
+    @property
+    def begun(self) -> int | None:
+        """The generation of a recovery that has begun and not yet started its history."""
+        generation = self.authority.generation
+        started = self.histories[-1].generation
+        return generation if generation > started else None
+
+
+def tip_of(authority: Authority, last: Place | None) -> Place:
+    """Where the next decision goes: after the last one, or at the start of a new history."""
+    if last is None or last.history != authority.history:
+        return Place(
+            authority.history, authority.generation, authority.first - 1, authority.digest
+        )
+    return Place(last.history, authority.generation, last.sequence, last.digest)
+
+
+def fold(entries: Sequence[Entry], tenant: str) -> Control:
+    """Read the control order into its state. Raises ControlUnreadable."""
+    if not entries:
+        raise ControlUnreadable("the journal has no control entries")
+    control: Control | None = None
+    for number, entry in enumerate(entries, 1):
+        envelope = entry.envelope
+        if envelope.sequence != number:
+            raise ControlUnreadable(f"control entry {number} is missing")
+        if envelope.tenant != tenant:
+            raise ControlUnreadable(f"the journal belongs to tenant {envelope.tenant}, not {tenant}")
+        try:
+            facts = msgspec.json.decode(entry.body)
+            control = _begin(entry, facts) if control is None else _apply(control, entry, facts)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            raise ControlUnreadable(f"control entry {number}: {error}") from None
+    if control is None:
+        raise ControlUnreadable
+    return control
+
+
+def _begin(entry: Entry, facts: dict[str, Any]) -> Control:
+    envelope = entry.envelope
+    if envelope.entity != TENANT or envelope.action != "found" or envelope.revision != 1:
+        raise ValueError("the first control entry does not found the tenant")
+    authority = Authority(
+        envelope.history, envelope.generation, Stage(envelope.outcome.state), 1, GENESIS
+    )
+    record = HistoryRecord(
+        envelope.history, None, envelope.generation, 1, GENESIS, envelope.recorded
+    )
+    return Control(
+        tenant=envelope.tenant,
+        instance=facts["instance"],
+        journal=facts["journal"],
+        authority=authority,
+        histories=(record,),
+        tokens={},
+        heads={TENANT: _head(entry)},
+        sequence=1,
+        last="found",
+        reason=facts.get("reason", ""),
+        verdict=None,
+        since=envelope.recorded,
+    )
+
+
+def _apply(control: Control, entry: Entry, facts: dict[str, Any]) -> Control:
+    envelope = entry.envelope
+    flaw = follows(control.heads.get(envelope.entity, Head()), link_of(envelope, entry.digest))
+    if flaw is not None:
+        raise ValueError(f"{envelope.entity} revision {envelope.revision}: {flaw}")
+    control = msgspec.structs.replace(
+        control,
+        heads={**control.heads, envelope.entity: _head(entry)},
+        sequence=envelope.sequence,
+    )
+    if envelope.entity.startswith(TOKEN):
+        return _apply_token(control, envelope, facts)
+    if envelope.entity != TENANT:
+        return control
+    return _apply_tenant(control, envelope, facts)
+
+
+def _apply_token(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
+    identity = envelope.entity.removeprefix(TOKEN)
+    if envelope.action == "revoke":
+        token = msgspec.structs.replace(control.tokens[identity], revoked=True)
+    else:
+        token = Token(
+            identity, Role(facts["role"]), facts["sha256"], facts["name"], envelope.recorded
+        )
+    return msgspec.structs.replace(control, tokens={**control.tokens, identity: token})
+
+
+def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
+    before = control.authority
+    if envelope.generation < before.generation:
+        raise ValueError(f"generation fell from {before.generation} to {envelope.generation}")
+    histories = control.histories
+    first, digest = before.first, before.digest
+    if envelope.history != before.history:
+        first, digest = int(facts["first"]), str(facts["digest"])
+        record = HistoryRecord(
+            envelope.history,
+            before.history,
+            envelope.generation,
+            first,
+            digest,
+            envelope.recorded,
+        )
+        histories = (*histories, record)
+    authority = Authority(
+        envelope.history, envelope.generation, Stage(envelope.outcome.state), first, digest
+    )
+    return msgspec.structs.replace(
+        control,
+        authority=authority,
+        histories=histories,
+        last=envelope.action,
+        reason=str(facts.get("reason", "")),
+        verdict=facts.get("verdict"),
+        since=envelope.recorded,
+    )
+
+
+def _head(entry: Entry) -> Head:
+    return Head(entry.envelope.revision, entry.envelope.history, entry.digest)
+
+
+def founding(
+    tenant: str, instance: str, journal: str, history: str, operation: str, now: str
+) -> Entry:
+    """The first entry of a journal: generation 1, an open tenant."""
+    facts = {"instance": instance, "journal": journal, "reason": "first start"}
+    return _control_entry(
+        tenant, TENANT, "found", Head(), 1, history, 1, str(Stage.OPEN), facts, operation, now, None
+    )
+
+
+def change(
+    control: Control,
+    action: str,
+    authority: Authority,
+    facts: dict[str, Any],
+    operation: str,
+    now: str,
+    principal: str | None = None,
+) -> Entry:
+    """The control entry that puts ``authority`` in force."""
+    return _control_entry(
+        control.tenant,
+        TENANT,
+        action,
+        control.heads[TENANT],
+        control.sequence + 1,
+        authority.history,
+        authority.generation,
+        str(authority.stage),
+        facts,
+        operation,
+        now,
+        principal,
+    )
+
+
+def token_entry(
+    control: Control,
+    action: str,
+    token: Token,
+    operation: str,
+    now: str,
+    principal: str | None = None,
+) -> Entry:
+    """The control entry that creates (`create`) or revokes (`revoke`) a token."""
+    entity = TOKEN + token.id
+    state = "revoked" if action == "revoke" else str(token.role)
+    facts = {"role": str(token.role), "sha256": token.sha256, "name": token.name}
+    return _control_entry(
+        control.tenant,
+        entity,
+        action,
+        control.heads.get(entity, Head()),
+        control.sequence + 1,
+        control.authority.history,
+        control.authority.generation,
+        state,
+        facts,
+        operation,
+        now,
+        principal,
+    )
+
+
+def _control_entry(
+    tenant: str,
+    entity: str,
+    action: str,
+    head: Head,
+    sequence: int,
+    history: str,
+    generation: int,
+    state: str,
+    facts: dict[str, Any],
+    operation: str,
+    now: str,
+    principal: str | None,
+) -> Entry:
+    body = msgspec.json.encode(facts)
+    envelope = Envelope(
+        action=action,
+        actor="unrewind",
+        at=now,
+        body=body_of(body, JSON_TYPE),
+        entity=entity,
+        generation=generation,
+        history=history,
+        lifecycle=LIFECYCLE_VERSION,
+        operation=operation,
+        outcome=Outcome(None, state),
+        predecessor=Predecessor(head.digest, head.history, head.revision) if head.revision else None,
+        principal=principal,
+        recorded=now,
+        releases=(),
+        revision=head.revision + 1,
+        sequence=sequence,
+        tenant=tenant,
+        v=1,
+        version=None,
+    )
+    return seal(envelope, body)

@@ -1,0 +1,222 @@
+"""Detection: does the store agree with its journal?
+
+``compare`` is the rule, pure: markers and places in, a verdict out. ``differing_heads`` is the slow
+comparison that a marker cannot replace: an older database file beside a newer `-wal` opens without
+complaint and shows the newest marker over stale rows.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from journal.acceptance import EntityHead, Place
+from journal.control import Control, tip_of
+from journal.data import hash_of
+from journal.log import JournalHead, Log, Look
+from journal.store import Store
+from journal.store.tables import Marker, heads_of, page_of_heads, read_heads
+
+MAX_WAITING = 65_536
+_PAGE = 500
+_MAX_NAMED = 1000
+
+
+class Verdict(StrEnum):
+    """What the comparison found."""
+
+    CLEAN = "clean"
+    CRASHED = "crashed"
+    REWOUND = "rewound"
+    REPLACED = "replaced"
+    FORKED = "forked"
+    JOURNAL_REWOUND = "journal-rewound"
+    CLOSED = "closed"
+
+    @property
+    def sound(self) -> bool:
+        """Whether the tenant may carry on."""
+        return self in {Verdict.CLEAN, Verdict.CRASHED}
+
+
+class Finding(Struct, frozen=True):
+    """A verdict with the sentence and the facts that explain it."""
+
+    verdict: Verdict
+    detail: str
+    facts: dict[str, Any] = {}
+
+
+class Seen(Struct, frozen=True):
+    """What was looked at: the journal first, then the store, then the journal again.
+
+    ``at_marker`` and ``at_journalled`` are what the journal holds at the store's marker and at its
+    handed-off watermark, ``at_tip`` what the store holds at the journal's tip; None is nothing.
+    """
+
+    look: Look
+    marker: Marker | None
+    at_marker: Place | None = None
+    at_journalled: Place | None = None
+    at_tip: str | None = None
+
+
+def compare(control: Control, seen: Seen, instance: str) -> Finding:
+    """The verdict table, tested in its order."""
+    marker = seen.marker
+    if control.instance != instance:
+        return Finding(
+            Verdict.CLOSED,
+            f"the journal belongs to instance {control.instance}, the settings say {instance}",
+        )
+    if marker is None:
+        return Finding(Verdict.REPLACED, "the store is missing or empty")
+    if marker.instance != instance or marker.tenant != control.tenant:
+        return Finding(
+            Verdict.REPLACED,
+            f"the store belongs to tenant {marker.tenant}, instance {marker.instance}",
+        )
+    tip = tip_of(control.authority, seen.look.last)
+    facts = {
+        "store": {"history": marker.place.history, "sequence": marker.place.sequence},
+        "journal": {"history": tip.history, "sequence": tip.sequence},
+    }
+    contradiction = _contradiction(control, seen, marker, tip)
+    if contradiction is not None:
+        return Finding(*contradiction, facts)
+    place = marker.place
+    if place.history != tip.history:
+        detail = f"the store is in history {place.history}, which ended; {tip.history} is in force"
+        return Finding(Verdict.REWOUND, detail, facts)
+    if place.generation != control.authority.generation:
+        detail = (
+            f"the store is of generation {place.generation}, "
+            f"{control.authority.generation} is in force"
+        )
+        return Finding(Verdict.REWOUND, detail, facts)
+    if place.sequence < tip.sequence:
+        detail = f"the store ends at sequence {place.sequence}, the journal at {tip.sequence}"
+        return Finding(Verdict.REWOUND, detail, facts)
+    if place.sequence > tip.sequence:
+        waiting = place.sequence - tip.sequence
+        return Finding(Verdict.CRASHED, f"{waiting} decisions wait for their handoff", facts)
+    return Finding(Verdict.CLEAN, "store and journal agree", facts)
+
+
+def _contradiction(
+    control: Control, seen: Seen, marker: Marker, tip: Place
+) -> tuple[Verdict, str] | None:
+    place = marker.place
+    at_marker = seen.at_marker or _base_at(control, place.sequence)
+    if at_marker is not None and at_marker.digest != place.digest:
+        return Verdict.FORKED, (
+            f"at sequence {place.sequence} the store holds {place.digest[:12]}, "
+            f"the journal {at_marker.digest[:12]}"
+        )
+    ahead = place.sequence > tip.sequence and place.history == tip.history
+    if ahead and tip.sequence >= control.authority.first and seen.at_tip != tip.digest:
+        return Verdict.FORKED, (
+            f"the store's decision at sequence {tip.sequence} is not the journal's"
+        )
+    at_journalled = seen.at_journalled or _base_at(control, marker.journalled)
+    if marker.journalled > 0 and at_journalled is None:
+        return Verdict.JOURNAL_REWOUND, (
+            f"the store handed off through sequence {marker.journalled}; "
+            f"the journal has nothing there and ends at {tip.sequence}"
+        )
+    if place.generation > control.authority.generation:
+        return Verdict.JOURNAL_REWOUND, (
+            f"the store is of generation {place.generation}, the journal knows only "
+            f"{control.authority.generation}"
+        )
+    if ahead and place.sequence - tip.sequence > MAX_WAITING:
+        return Verdict.FORKED, (
+            f"{place.sequence - tip.sequence} decisions wait, more than {MAX_WAITING} can"
+        )
+    return None
+
+
+def _base_at(control: Control, sequence: int) -> Place | None:
+    for record in control.histories:
+        if record.first - 1 == sequence:
+            return Place(record.history, record.generation, sequence, record.digest)
+    return None
+
+
+class Difference(Struct, frozen=True):
+    """An entity whose row in the store is not what the journal says; None is no such entity."""
+
+    entity: str
+    store: int | None
+    journal: int | None
+
+
+def _differs(row: EntityHead | None, head: JournalHead | None) -> bool:
+    if row is None or head is None:
+        return row is not head
+    return (
+        row.revision != head.revision
+        or row.digest != head.digest
+        or hash_of(row.data.encode()) != head.data
+    )
+
+
+async def differing_heads(
+    store: Store, log: Log, flawed: frozenset[str], limit: int = _MAX_NAMED
+) -> list[Difference]:
+    """Entities, in the order of their names, whose head or data hash differs; at most ``limit``.
+
+    Entities in ``flawed`` are left out. Reads pages of both sides side by side; decisions that
+    arrive meanwhile can show up, so a caller without the turn lock checks again under it
+    (``still_differing``).
+    """
+    found: list[Difference] = []
+    after = ""
+    while True:
+        rows = heads_of((await store.read([page_of_heads(after, _PAGE)]))[0])
+        last = max(rows) if len(rows) == _PAGE else None
+        journal = await _journal_heads(log, after, last)
+        for entity in sorted({*rows, *journal}):
+            row, head = rows.get(entity), journal.get(entity)
+            if entity not in flawed and _differs(row, head):
+                found.append(
+                    Difference(entity, row and row.revision, head and head.revision)
+                )
+                if len(found) >= limit:
+                    return found
+        if last is None:
+            return found
+        after = last
+
+
+async def _journal_heads(log: Log, after: str, last: str | None) -> dict[str, JournalHead]:
+    found: dict[str, JournalHead] = {}
+    while True:
+        page = await log.heads(after, _PAGE)
+        for head in page.heads:
+            if last is None or head.entity <= last:
+                found[head.entity] = head
+        if page.end is None or (last is not None and page.end >= last):
+            return found
+        after = page.end
+
+
+async def still_differing(
+    store: Store, log: Log, suspects: list[Difference]
+) -> list[Difference]:
+    """Those of the suspects that differ now; call it under the turn lock."""
+    found: list[Difference] = []
+    for start in range(0, len(suspects), _PAGE):
+        part = suspects[start : start + _PAGE]
+        rows = heads_of((await store.read([read_heads(item.entity for item in part)]))[0])
+        for item in part:
+            row = rows.get(item.entity)
+            newest = await log.newest(item.entity)
+            head = None
+            if newest is not None:
+                head = newest.head()
+            if _differs(row, head):
+                found.append(Difference(item.entity, row and row.revision, head and head.revision))
+    return found

@@ -1,0 +1,139 @@
+"""Every error of the project, once, grouped by when it happens.
+
+An error's default message is its docstring. ``members`` are facts for the reader of a problem
+document (RFC 9457, section 3.2); ``api.problems`` maps these classes to HTTP in one table and
+``api.cli`` maps them to exit codes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class UnrewindError(Exception):
+    """Something went wrong."""
+
+    def __init__(self, detail: str | None = None, **members: Any) -> None:
+        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "").partition("\n\n")[0]
+        self.members = members
+        super().__init__(self.detail)
+
+
+# At the door: the request itself.
+
+
+class Invalid(UnrewindError):
+    """The input is not what this call takes."""
+
+
+class Unauthenticated(UnrewindError):
+    """A valid bearer token is needed: `Authorization: Bearer unr_…`."""
+
+
+class Forbidden(UnrewindError):
+    """This token's role does not allow the call."""
+
+
+class NotFound(UnrewindError):
+    """There is nothing under this name."""
+
+
+class Overloaded(UnrewindError):
+    """Too much is waiting. Repeat later, with the same operation ID."""
+
+
+# Judging an operation.
+
+
+class Refusal(UnrewindError):
+    """The operation was judged and refused; nothing was stored and the refusal is not remembered."""
+
+
+class RevisionMismatch(Refusal):
+    """The entity is not at the expected revision."""
+
+
+class TransitionRefused(Refusal):
+    """The lifecycle does not allow this action in the entity's state."""
+
+
+class HistoryIncomplete(Refusal):
+    """The entity's history is incomplete; nothing about it is decided until it is whole."""
+
+
+class OperationReused(Refusal):
+    """The operation ID belongs to a different decision. Use a new ID for a new intention."""
+
+
+# Where the decision belongs.
+
+
+class StaleGeneration(UnrewindError):
+    """The work belongs to a generation or history that a recovery has ended."""
+
+
+class Forked(UnrewindError):
+    """Another decision already stands at this place of the history."""
+
+
+class HistoryChanged(UnrewindError):
+    """The cursor's history was ended by a recovery. Continue from the cursor in `resume`."""
+
+
+class Recovering(UnrewindError):
+    """The tenant is closed: its store does not agree with its journal, or an operator stopped it."""
+
+
+class JournalUnavailable(UnrewindError):
+    """The journal cannot be written or read now. Repeat later, with the same operation ID."""
+
+
+class WriterStopped(JournalUnavailable):
+    """An I/O error on a commit stopped this process's writer. Restart it; keep the operation ID."""
+
+
+# Engines: what a port reports.
+
+
+class EngineError(UnrewindError):
+    """A store or journal engine failed."""
+
+
+class Unreachable(EngineError):
+    """The database could not be opened or is busy."""
+
+
+class DiskFailed(EngineError):
+    """The disk refused a write or a sync; what was committed is unknown until a restart."""
+
+
+class Damaged(EngineError):
+    """The database file is not a readable database any more."""
+
+
+class FileChanged(EngineError):
+    """The database file under this path is not the one that was opened."""
+
+
+class FenceFailed(EngineError):
+    """The store's marker was not where this batch expected it."""
+
+
+class ConstraintFailed(EngineError):
+    """A constraint of the store refused a statement; the batch left nothing behind."""
+
+
+class LockHeld(UnrewindError):
+    """Another process holds the tenant's lock."""
+
+
+# Set-up and operation by hand.
+
+
+class SettingsInvalid(UnrewindError):
+    """The settings do not make sense."""
+
+
+class Refused(UnrewindError):
+    """The command was refused because it could do harm here; nothing was changed."""

@@ -1,0 +1,154 @@
+"""Locks and the stop file: how processes on one machine agree without talking.
+
+The *turn lock* is held from a batch's read to its commit, for each checkpoint, and while a writing
+connection closes. SQLite before 3.51.3 can lose a WAL reset when two processes write or checkpoint
+at once; and it makes read, judge, commit and append one step. It is never held for a lifetime, so a
+hung server does not keep its rescuer out, and one that was stopped inside a turn is named by its
+PID. The *presence lock* is shared by everyone who has the tenant open and tells `restore` that its
+target is live. The *stop file* says closed when the journal cannot.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from journal.errors import LockHeld, Recovering, Refused
+from journal.sqlite import sync_directory
+
+_FIRST_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.02
+_PID_BYTES = 20
+
+
+class TurnLock:
+    """The tenant's advisory write lock. Reentrant within one object; one object per thread."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._timeout = timeout
+        self._depth = 0
+        self._pid = str(os.getpid()).ljust(_PID_BYTES).encode()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock. Raises LockHeld with the holder's PID after the timeout."""
+        if self._depth == 0:
+            self._take()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def _take(self) -> None:
+        pause = _FIRST_PAUSE
+        deadline = 0.0
+        while True:
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in {errno.EWOULDBLOCK, errno.EINTR}:
+                    raise
+            else:
+                os.pwrite(self._handle, self._pid, 0)
+                return
+            now = time.monotonic()
+            deadline = deadline or now + self._timeout
+            if now > deadline:
+                pid = os.pread(self._handle, _PID_BYTES, 0).decode("ascii", "replace").strip()
+                raise LockHeld(
+                    f"process {pid} has held the tenant's lock for over {self._timeout:g} s; "
+                    f"if it hangs, end it with: kill -9 {pid}",
+                    pid=int(pid) if pid.isdigit() else None,
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def close(self) -> None:
+        """Let go of the lock file."""
+        os.close(self._handle)
+
+
+class Presence:
+    """A shared lock that everyone who has the tenant open holds."""
+
+    def __init__(self, path: Path, *, exclusive: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+            fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._handle)
+            raise Refused(
+                "the store is in use by a running process; stop it first"
+                if exclusive
+                else "the store is being replaced right now; try again when that has ended"
+            ) from None
+
+    def close(self) -> None:
+        """Leave."""
+        os.close(self._handle)
+
+
+class StopFile:
+    """Says *closed*, whatever the journal says. Its existence counts, not its content."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def stands(self) -> bool:
+        """Whether the tenant is stopped; also when the file cannot be looked at (P9)."""
+        try:
+            os.stat(self.path)  # noqa: PTH116 - in every batch and call
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Why it stands; empty when it does not or cannot be read."""
+        try:
+            facts = msgspec.json.decode(self.path.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def check(self) -> None:
+        """Raises Recovering while it stands."""
+        if self.stands():
+            facts = self.facts()
+            reason = facts.get("reason", "it was stopped by an operator")
+            raise Recovering(f"the tenant is closed: {reason}", verdict=facts.get("verdict"))
+
+    def put_up(self, reason: str, now: str, **facts: Any) -> None:
+        """Stop the tenant; durable when this returns. A standing file is kept as it is."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return
+        try:
+            os.write(handle, msgspec.json.encode({"reason": reason, "at": now, **facts}))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        sync_directory(self.path.parent)
+
+    def take_down(self) -> None:
+        """Let the journal's stage speak alone again."""
+        self.path.unlink(missing_ok=True)
+        sync_directory(self.path.parent)

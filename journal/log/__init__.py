@@ -1,0 +1,213 @@
+"""The log port: the journal's engine, an ordered and append-only record outside the store.
+
+``look`` says where the log stands; ``append`` adds entries only while it still stands there. That
+one comparison, made in the append's own transaction, covers the tip that a decision follows, the
+history, generation and stage in force, and every other writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct, json
+
+from journal.acceptance import Place
+from journal.control import Authority
+from journal.entry import Entry, read
+from journal.errors import EngineError, Invalid
+from journal.history import Flaw, Head
+
+DECISIONS = "decisions"
+CONTROL = "control"
+CALLER = "caller/"
+
+FlawKey = tuple[str, int, str, str]
+FIRST_FLAW: FlawKey = ("", 0, "", "")
+
+
+class Moved(EngineError):
+    """The log no longer stands where this append expected it."""
+
+
+class Look(Struct, frozen=True):
+    """Where the log stands: its last position, what is in force, and the last decision's place.
+
+    ``authority`` is None in a log without control. ``flawed`` says whether any history is
+    incomplete.
+    """
+
+    position: int
+    authority: Authority | None
+    last: Place | None
+    control: int
+    flawed: bool
+
+
+class Row(Struct, frozen=True):
+    """A stored entry with the indexed columns that must repeat its envelope."""
+
+    position: int
+    stream: str
+    sequence: int | None
+    history: str
+    entity: str
+    revision: int
+    operation: str
+    digest: str
+    text: bytes
+    body: bytes
+
+    def entry(self) -> Entry:
+        """The entry, checked against its digest and its columns. Raises Invalid on a mismatch."""
+        entry = read(self.text, self.body)
+        envelope = entry.envelope
+        if entry.digest != self.digest:
+            raise Invalid("the envelope does not hash to the stored digest")
+        stored = (self.sequence, self.history, self.entity, self.revision, self.operation)
+        sealed = (
+            envelope.sequence,
+            envelope.history,
+            envelope.entity,
+            envelope.revision,
+            envelope.operation,
+        )
+        if stored != sealed:
+            raise Invalid("the indexed columns do not repeat the envelope")
+        return entry
+
+
+    def head(self) -> JournalHead:
+        """The entry as a head. Raises Invalid on a mismatch."""
+        outcome = self.entry().envelope.outcome
+        return JournalHead(self.entity, self.revision, self.digest, outcome.data)
+
+
+class JournalHead(Struct, frozen=True):
+    """The journal's newest entry of a managed or embedded entity."""
+
+    entity: str
+    revision: int
+    digest: str
+    data: str | None
+
+
+class HeadPage(Struct, frozen=True):
+    """Heads in the order of their names; ``end`` is the last name looked at, None at the end."""
+
+    heads: list[JournalHead]
+    end: str | None
+
+
+class EntityChain(Struct, frozen=True):
+    """A caller-owned entity's durable boundary and newest revision, with the boundary's state."""
+
+    entity: str
+    boundary: Head
+    state: str
+    newest: int
+
+
+class FlawRow(Struct, frozen=True):
+    """One reason why an entity's history is incomplete."""
+
+    entity: str
+    flaw: Flaw
+    first: int
+    last: int
+    digests: tuple[str, ...]
+    durable_through: int
+    holds: int
+    since: str
+    detail: str
+
+    @property
+    def key(self) -> FlawKey:
+        """Where this flaw stands in the order of ``Log.flaws``."""
+        return (self.entity, self.first, str(self.flaw), json.encode(self.digests).decode())
+
+
+class Rival(Struct, frozen=True):
+    """An entry that contradicts a stored one; evidence, kept apart."""
+
+    entry: Entry
+    stored: str
+    seen: str
+
+
+class Append(Struct, frozen=True):
+    """What one append writes, all or nothing.
+
+    ``chains`` and ``flaws`` replace what stood for the entities in ``settled``.
+    """
+
+    entries: Sequence[tuple[str, Entry]] = ()
+    becomes: Authority | None = None
+    rivals: Sequence[Rival] = ()
+    chains: Sequence[EntityChain] = ()
+    settled: Sequence[str] = ()
+    flaws: Sequence[FlawRow] = ()
+
+
+class Log(Protocol):
+    """A journal engine."""
+
+    async def look(self) -> Look:
+        """Where the log stands now."""
+
+    async def append(self, append: Append, expects: Look) -> None:
+        """Add entries while the log still stands at ``expects``.
+
+        MUST be durable when it returns, MUST leave nothing behind otherwise. Raises Moved when the
+        log stands elsewhere, DiskFailed when it is unknown what was committed.
+        """
+
+    async def control(self) -> list[Row]:
+        """Every control entry in order."""
+
+    async def operations(self, ids: Sequence[str]) -> list[Row]:
+        """The entries of these operation IDs, those that exist."""
+
+    async def decisions(self, after: int, limit: int) -> list[Row]:
+        """Managed and embedded decisions above a sequence, in order."""
+
+    async def place(self, sequence: int) -> Place | None:
+        """What stands at a sequence of the one order."""
+
+    async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
+        """An entity's entries from revision ``first`` through ``last``, in order."""
+
+    async def newest(self, entity: str) -> Row | None:
+        """An entity's entry with the highest revision."""
+
+    async def heads(self, after: str, limit: int) -> HeadPage:
+        """Heads of managed and embedded entities whose name is above ``after``, in order."""
+
+    async def chain(self, entity: str) -> EntityChain | None:
+        """A caller-owned entity's chain."""
+
+    async def chains(self, kind: str | None, after: str, limit: int) -> list[EntityChain]:
+        """Caller-owned chains whose entity is above ``after``, in order; of one type or all."""
+
+    async def flaws(
+        self, entity: str | None, after: FlawKey, limit: int
+    ) -> list[FlawRow]:
+        """Reasons for incompleteness after a key, in the order of their keys."""
+
+    async def flawed(self) -> frozenset[str]:
+        """The entities whose history is incomplete."""
+
+    async def rivals(self, entity: str) -> list[Rival]:
+        """Entries that contradict stored ones of this entity."""
+
+    async def feed(self, after: int, limit: int) -> list[Row]:
+        """Entries of every order above a position."""
+
+    async def at(self, position: int) -> Row | None:
+        """The entry at a position."""
+
+    async def place_in(self, stream: str, history: str, sequence: int) -> str | None:
+        """The digest at a place of a caller's own order."""
+
+    async def close(self) -> None:
+        """Let go of the log."""

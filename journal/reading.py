@@ -1,0 +1,473 @@
+"""Reading: every question that is answered from journalled state.
+
+Coroutines over a read-only ``Record``. An answer rests on journalled decisions only (P1): state is
+read from the store and shown when the journal holds what it rests on.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from journal import gate as gates
+from journal.acceptance import DUPLICATE, Acceptance, EntityHead, receipt
+from journal.control import TOKEN, Authority, tip_of
+from journal.data import EMPTY, after
+from journal.detection import Verdict
+from journal.entry import MAX_INTEGER, Entry, check_entity, parse_time
+from journal.errors import (
+    Damaged,
+    EngineError,
+    HistoryChanged,
+    HistoryIncomplete,
+    Invalid,
+    JournalUnavailable,
+    NotFound,
+    Recovering,
+    UnrewindError,
+)
+from journal.history import Flaw
+from journal.lifecycle import Lifecycle, Owner, lifecycle_of
+from journal.log import FIRST_FLAW, FlawKey, FlawRow, Row
+from journal.record import Record
+from journal.store import tables
+
+MAX_PAGE = 1000
+DEFAULT_PAGE = 100
+_MAX_REPLAY = 100_000
+
+
+class Pending(UnrewindError):
+    """The entity's newest decision is committed and not yet in the journal; ask again in a moment."""
+
+
+class EntityView(Struct, frozen=True):
+    """An entity at its durable boundary. ``data`` is null for a caller-owned one."""
+
+    entity: str
+    state: str
+    revision: int
+    durable_through: int
+    complete: bool
+    version: str | None
+    history: str
+    digest: str
+    data: Any
+    newest: int
+
+
+class Step(Struct, frozen=True):
+    """One revision of a history; ``flaw`` is null where it is sound."""
+
+    revision: int
+    action: str
+    state: str
+    operation: str
+    version: str | None
+    actor: str | None
+    principal: str | None
+    at: str
+    recorded: str
+    history: str
+    generation: int
+    sequence: int | None
+    digest: str
+    predecessor: str | None
+    flaw: str | None = None
+
+
+class HistoryView(Struct, frozen=True):
+    """An entity's chain with its flaws, from revision ``first`` on; ``next`` continues it."""
+
+    entity: str
+    durable_through: int
+    complete: bool
+    revisions: list[Step]
+    flaws: list[FlawRow]
+    next: int | None
+
+
+class FeedItem(Struct, frozen=True):
+    """An entry as the feed gives it: ``envelope`` is the stored text, ``body`` base64."""
+
+    position: int
+    digest: str
+    envelope: str
+    body: str
+
+
+class Feed(Struct, frozen=True):
+    """A page of the feed and the cursor that continues it."""
+
+    entries: list[FeedItem]
+    next: str
+
+
+class Page(Struct, frozen=True):
+    """A page of anything; ``next`` is null at the end."""
+
+    items: list[Any]
+    next: str | None
+
+
+def clamp(limit: int | None) -> int:
+    """A page size within bounds. Raises Invalid."""
+    if limit is None:
+        return DEFAULT_PAGE
+    if not 1 <= limit <= MAX_PAGE:
+        raise Invalid(f"limit must be from 1 to {MAX_PAGE}", field="limit")
+    return limit
+
+
+def encode_cursor(*parts: Any) -> str:
+    """An opaque cursor."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(parts)).rstrip(b"=").decode()
+
+
+def decode_cursor(text: str, shape: Any) -> Any:
+    """The parts of a cursor. Raises Invalid when it is none of ours."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        return msgspec.json.decode(raw, type=shape)
+    except (ValueError, msgspec.MsgspecError):
+        raise Invalid("this cursor was not given by unrewind", field="after") from None
+
+
+async def _authority(record: Record) -> Authority:
+    look = await record.look()
+    return (await record.current_control(look)).authority
+
+
+async def check_readable(record: Record) -> None:
+    """Entity reads need an open stage: a closed tenant may show a revoked right as valid."""
+    record.stop.check()
+    authority = await _authority(record)
+    if not authority.stage.reads:
+        raise Recovering(f"the tenant's stage is {authority.stage}", stage=str(authority.stage))
+
+
+async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
+    """Heads from the store, in one transaction with its marker, all of them journalled.
+
+    Raises Pending, or Recovering when the store is behind its journal, damaged or gone.
+    """
+    await check_readable(record)
+    before = await record.look()
+    if record.store is None or record.control is None:
+        raise Recovering("the store is missing or unreadable")
+    try:
+        marker_rows, rows = await record.store.read([tables.READ_MARKER, statement])
+    except Damaged as error:
+        raise Recovering(f"the store is damaged: {error}") from error
+    marker = tables.marker_of(marker_rows)
+    tip = tip_of(record.control.authority, before.last)
+    if marker is None or marker.place.history != tip.history or marker.place.sequence < tip.sequence:
+        raise Recovering("the store is behind its journal", verdict=str(Verdict.REWOUND))
+    heads = tables.heads_of(rows)
+    newest = max((head.sequence for head in heads.values()), default=0)
+    if newest > tip.sequence:
+        later = tip_of(record.control.authority, (await record.look()).last)
+        if newest > later.sequence:
+            raise Pending
+    return heads
+
+
+async def read_entity(record: Record, entity: str, at: str | None) -> EntityView:
+    """An entity at its durable boundary, or as it was ``at`` a revision or time.
+
+    Raises NotFound, Recovering, Pending or Invalid.
+    """
+    lifecycle = lifecycle_of(record.lifecycles, entity)
+    if at is not None:
+        return await _entity_at(record, entity, lifecycle, at)
+    if lifecycle.owner is Owner.CALLER:
+        await check_readable(record)
+        return await _caller_entity(record, entity)
+    heads = await read_heads(record, tables.read_heads([entity]))
+    head = heads.get(entity)
+    if head is None:
+        raise NotFound(f"{entity}: no decision of it is journalled", entity=entity)
+    flaws = await _flaws(record, entity)
+    return _view(head, flaws)
+
+
+def _view(head: EntityHead, flaws: Sequence[FlawRow]) -> EntityView:
+    return EntityView(
+        entity=head.entity,
+        state=head.state,
+        revision=head.revision,
+        durable_through=head.revision,
+        complete=not flaws,
+        version=head.version,
+        history=head.history,
+        digest=head.digest,
+        data=msgspec.Raw(head.data.encode()),
+        newest=max([head.revision, *(flaw.last for flaw in flaws)]),
+    )
+
+
+async def _caller_entity(record: Record, entity: str) -> EntityView:
+    chain = await record.journal().chain(entity)
+    if chain is None:
+        raise NotFound(f"{entity}: the journal holds no entry of it", entity=entity)
+    flaws = await _flaws(record, entity)
+    boundary = chain.boundary
+    version = None
+    for row in await _rows(record, entity, boundary.revision, boundary.revision, 2):
+        if row.digest == boundary.digest:
+            version = row.entry().envelope.version
+    return EntityView(
+        entity=entity,
+        state=chain.state,
+        revision=boundary.revision,
+        durable_through=boundary.revision,
+        complete=not flaws,
+        version=version,
+        history=boundary.history,
+        digest=boundary.digest,
+        data=None,
+        newest=chain.newest,
+    )
+
+
+async def _entity_at(
+    record: Record, entity: str, lifecycle: Lifecycle, at: str
+) -> EntityView:
+    await check_readable(record)
+    last, until = (int(at), None) if at.isdigit() and len(at) < 16 else (  # noqa: PLR2004 - 2^53
+        MAX_INTEGER,
+        parse_time("at", at),
+    )
+    boundary = (await standing(record, entity, lifecycle)).durable_through
+    data = EMPTY
+    found: Entry | None = None
+    first = 1
+    while first <= min(last, boundary):
+        rows = await _rows(record, entity, first, min(last, boundary), MAX_PAGE)
+        if not rows or first > _MAX_REPLAY:
+            break
+        for row in rows:
+            entry = _entry(row)
+            if until is not None and entry.envelope.recorded > until:
+                last = 0
+                break
+            found = entry
+            if lifecycle.owner is not Owner.CALLER:
+                data = after(data, entry.body, entry.envelope.body.type)
+        first = rows[-1].revision + 1
+    if found is None:
+        raise NotFound(f"{entity}: it had no decision at {at}", entity=entity)
+    envelope = found.envelope
+    flaws = await _flaws(record, entity)
+    return EntityView(
+        entity=entity,
+        state=envelope.outcome.state,
+        revision=envelope.revision,
+        durable_through=boundary,
+        complete=not flaws,
+        version=envelope.version,
+        history=envelope.history,
+        digest=found.digest,
+        data=None if lifecycle.owner is Owner.CALLER else msgspec.Raw(data),
+        newest=boundary,
+    )
+
+
+def _entry(row: Row) -> Entry:
+    try:
+        return row.entry()
+    except Invalid as error:
+        raise HistoryIncomplete(
+            f"{row.entity} revision {row.revision} is damaged: {error.detail}",
+            entity=row.entity,
+            revision=row.revision,
+        ) from None
+
+
+async def _rows(record: Record, entity: str, first: int, last: int, limit: int) -> list[Row]:
+    try:
+        return await record.journal().history(entity, first, last, limit)
+    except EngineError as error:
+        raise JournalUnavailable(f"the journal cannot be read: {error}") from error
+
+
+async def _flaws(record: Record, entity: str) -> list[FlawRow]:
+    return await record.journal().flaws(entity, FIRST_FLAW, MAX_PAGE)
+
+
+async def standing(record: Record, entity: str, lifecycle: Lifecycle) -> gates.Standing:
+    """What the journal knows of an entity. Raises NotFound."""
+    flaws = await _flaws(record, entity)
+    sentences = tuple(flaw.detail for flaw in flaws)
+    if lifecycle.owner is Owner.CALLER:
+        chain = await record.journal().chain(entity)
+        if chain is None:
+            raise NotFound(f"{entity}: the journal holds no entry of it", entity=entity)
+        return gates.Standing(
+            entity, chain.newest, chain.boundary.revision, chain.state, not flaws, sentences
+        )
+    newest = await record.journal().newest(entity)
+    if newest is None:
+        raise NotFound(f"{entity}: the journal holds no decision of it", entity=entity)
+    through = min([newest.revision, *(flaw.durable_through for flaw in flaws)])
+    state = ""
+    for row in await _rows(record, entity, through, through, 1):
+        state = _entry(row).envelope.outcome.state
+    return gates.Standing(entity, newest.revision, through, state, not flaws, sentences)
+
+
+async def read_gate(record: Record, entity: str, revision: int | None) -> gates.Ruling:
+    """Whether the revision (None: the newest) may have effects now; never an error for a hold."""
+    lifecycle = lifecycle_of(record.lifecycles, entity)
+    try:
+        known: gates.Standing | None = await standing(record, entity, lifecycle)
+    except NotFound:
+        known = None
+    reason = None
+    if record.stop.stands():
+        reason = f"closed: {record.stop.facts().get('reason', 'stopped')}"
+    else:
+        stage = (await _authority(record)).stage
+        if not stage.effects:
+            reason = f"stage: the tenant's stage is {stage}"
+    return gates.rule(known, entity, revision, lifecycle, reason)
+
+
+async def read_history(
+    record: Record, entity: str, first: int, limit: int | None
+) -> HistoryView:
+    """An entity's chain with its gaps marked, in any stage. Raises NotFound."""
+    size = clamp(limit)
+    check_entity(entity)
+    lifecycle = lifecycle_of(record.lifecycles, entity)
+    known = await standing(record, entity, lifecycle)
+    rows = await _rows(record, entity, first, MAX_INTEGER, size + 1)
+    flaws = await _flaws(record, entity)
+    steps = [_step(row, flaws) for row in rows[:size]]
+    more = rows[size].revision if len(rows) > size else None
+    return HistoryView(entity, known.durable_through, known.complete, steps, flaws, more)
+
+
+def _step(row: Row, flaws: Sequence[FlawRow]) -> Step:
+    try:
+        envelope = row.entry().envelope
+    except Invalid:
+        return Step(
+            revision=row.revision, action="", state="", operation=row.operation, version=None,
+            actor=None, principal=None, at="", recorded="", history=row.history, generation=0,
+            sequence=row.sequence, digest=row.digest, predecessor=None, flaw=Flaw.MISMATCH,
+        )
+    flaw = next(
+        (flaw.flaw for flaw in flaws if flaw.first <= row.revision <= flaw.last), None
+    )
+    return Step(
+        revision=envelope.revision,
+        action=envelope.action,
+        state=envelope.outcome.state,
+        operation=envelope.operation,
+        version=envelope.version,
+        actor=envelope.actor,
+        principal=envelope.principal,
+        at=envelope.at,
+        recorded=envelope.recorded,
+        history=envelope.history,
+        generation=envelope.generation,
+        sequence=envelope.sequence,
+        digest=row.digest,
+        predecessor=envelope.predecessor and envelope.predecessor.digest,
+        flaw=flaw,
+    )
+
+
+async def read_operation(record: Record, operation: str) -> Acceptance:
+    """The authoritative status of an operation: the decision it became. Raises NotFound."""
+    rows = await record.journal().operations([operation])
+    rows = [row for row in rows if row.stream != "control"]
+    if not rows:
+        raise NotFound(
+            f"the journal holds no operation {operation}; if it was sent, repeat it",
+            operation=operation,
+        )
+    return receipt(_entry(rows[0]), DUPLICATE)
+
+
+async def read_operations(record: Record, after: str | None, limit: int | None) -> Page:
+    """Operations in the order in which the journal took them."""
+    size = clamp(limit)
+    position = 0 if after is None else decode_cursor(after, tuple[int])[0]
+    items: list[Acceptance] = []
+    while len(items) < size:
+        rows = await record.journal().feed(position, size)
+        for row in rows:
+            if len(items) == size:
+                break
+            position = row.position
+            if row.stream != "control":
+                items.append(receipt(_entry(row), DUPLICATE))
+        if len(rows) < size:
+            break
+    more = await record.journal().feed(position, 1)
+    return Page(items, encode_cursor(position) if more else None)
+
+
+async def read_entities(
+    record: Record, kind: str | None, after: str | None, limit: int | None
+) -> Page:
+    """Entities by name, of one type or all: caller-owned and managed alike."""
+    size = clamp(limit)
+    name = "" if after is None else decode_cursor(after, tuple[str])[0]
+    flawed = await record.journal().flawed()
+    heads = await read_heads(record, tables.list_entities(kind, name, size + 1))
+    views = {
+        head.entity: _view(head, await _flaws(record, head.entity) if head.entity in flawed else ())
+        for head in heads.values()
+    }
+    for chain in await record.journal().chains(kind, name, size + 1):
+        views[chain.entity] = await _caller_entity(record, chain.entity)
+    names = sorted(views)
+    page = [views[entity] for entity in names[:size]]
+    return Page(page, encode_cursor(page[-1].entity) if len(names) > size else None)
+
+
+async def read_gaps(record: Record, after: str | None, limit: int | None) -> Page:
+    """Every reason why a history is incomplete, in any stage."""
+    size = clamp(limit)
+    key: FlawKey = FIRST_FLAW if after is None else decode_cursor(after, FlawKey)
+    flaws = await record.journal().flaws(None, key, size + 1)
+    page = flaws[:size]
+    return Page(page, encode_cursor(*page[-1].key) if len(flaws) > size else None)
+
+
+async def read_feed(record: Record, after: str | None, limit: int | None) -> Feed:
+    """The journal's entries of every order above a cursor, tokens left out.
+
+    Raises HistoryChanged for a cursor of a history that a recovery ended; `resume` continues where
+    the cursor stood when the journal still holds that entry, else from the beginning.
+    """
+    size = clamp(limit)
+    look = await record.look()
+    authority = (await record.current_control(look)).authority
+    position, digest = 0, ""
+    if after is not None:
+        history, position, digest = decode_cursor(after, tuple[str, int, str])
+        stored = await record.journal().at(position) if position else None
+        same = position == 0 or (stored is not None and stored.digest == digest)
+        if history != authority.history or not same:
+            raise HistoryChanged(
+                f"history {history} has ended; {authority.history} is in force",
+                history=authority.history,
+                resume=encode_cursor(authority.history, position, digest) if same else None,
+            )
+    items: list[FeedItem] = []
+    for row in await record.journal().feed(position, size):
+        position, digest = row.position, row.digest
+        if not row.entity.startswith(TOKEN):
+            body = base64.b64encode(row.body).decode()
+            items.append(FeedItem(row.position, row.digest, row.text.decode(), body))
+    return Feed(items, encode_cursor(authority.history, position, digest))
+
+

@@ -1,0 +1,364 @@
+"""The record: one tenant's store and journal, opened together in one thread.
+
+A ``Record`` is what the write path, detection and recovery work on. It belongs to one thread; its
+methods are coroutines over the ports and never suspend on SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from journal import control as controls
+from journal.acceptance import beginning
+from journal.clock import Clock, SystemClock
+from journal.control import Control, ControlUnreadable
+from journal.detection import Finding, Seen, Verdict, compare
+from journal.entry import GENESIS
+from journal.errors import (
+    Damaged,
+    EngineError,
+    FileChanged,
+    Invalid,
+    JournalUnavailable,
+    LockHeld,
+    Refused,
+    Unreachable,
+)
+from journal.filesystem import check_filesystem
+from journal.lifecycle import Lifecycle
+from journal.locks import Presence, StopFile, TurnLock
+from journal.log import CONTROL, Append, Look
+from journal.log.sqlite import SqliteLog
+from journal.projection import Projection, load_projections
+from journal.settings import Settings
+from journal.sql import Statement
+from journal.sqlite import Stamp, stamp_of, sync_directory
+from journal.store import tables
+from journal.store.sqlite import SqliteStore
+from journal.store.tables import Marker
+
+
+class Record:
+    """One tenant's store and journal with their locks, control and projections.
+
+    ``store`` and ``log`` are None while their file is missing or unreadable; ``finding`` says what
+    the last comparison found.
+    """
+
+    def __init__(
+        self, settings: Settings, clock: Clock | None = None, *, read_only: bool = False
+    ) -> None:
+        self.settings = settings
+        self.read_only = read_only
+        self.clock = clock or SystemClock()
+        self.lifecycles: Mapping[str, Lifecycle] = settings.lifecycles
+        self.projections: dict[str, Projection] = load_projections(settings.lifecycles)
+        self.lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
+        self.stop = StopFile(settings.beside("stop"))
+        self.seen_file = settings.journal_file.with_suffix(".seen")
+        self.store: SqliteStore | None = None
+        self.log: SqliteLog | None = None
+        self.control: Control | None = None
+        self.finding = Finding(Verdict.CLOSED, "not looked at yet")
+        self.poisoned: str | None = None
+        self.stamp: Stamp | None = None
+        self.shared = False
+        self._left_wal = True
+        self._found_as: Stamp | None = None
+        self._presence: Presence | None = None
+
+    # Opening and closing.
+
+    async def open(self, *, create: bool = True) -> None:
+        """Open both files, founding the tenant when neither exists and ``create`` allows it.
+
+        Raises Refused on a network filesystem or when there is no tenant to open. A file that is
+        missing or unreadable is left None for detection to judge.
+        """
+        settings = self.settings
+        for path in (settings.store_file, settings.journal_file):
+            if not settings.allow_network_filesystem:
+                check_filesystem(path.parent)
+        self.shared = _someone_has(settings.beside("presence"))
+        self._found_as = stamp_of(settings.store_file)
+        self._left_wal = settings.store_file.with_name(settings.store_file.name + "-wal").exists()
+        self._presence = Presence(settings.beside("presence"))
+        if self.read_only:
+            await self.open_files()
+            return
+        with self.lock.held():
+            if not settings.journal_file.exists() and not settings.store_file.exists():
+                if not create:
+                    raise Refused(
+                        f"there is no tenant {settings.tenant} under {settings.data}; "
+                        "`unrewind serve` or `unrewind import` founds one"
+                    )
+                await self._found()
+            await self.open_files()
+            await self._finish_founding()
+
+    async def open_files(self) -> None:
+        """Open what is there, letting go of what was open before."""
+        await self.close_files()
+        settings = self.settings
+        if settings.journal_file.exists():
+            with contextlib.suppress(Unreachable, Damaged):
+                self.log = SqliteLog(settings.journal_file, read_only=self.read_only)
+        if _has_content(settings.store_file):
+            with contextlib.suppress(Unreachable, Damaged):
+                self.store = SqliteStore(settings.store_file, read_only=self.read_only)
+                if not self.read_only:
+                    self._create_tables(self.store)
+        self.control = None
+        self.stamp = None
+
+    def _create_tables(self, store: SqliteStore) -> None:
+        for projection in self.projections.values():
+            for ddl in projection.tables:
+                store.database.run(Statement(ddl))
+
+    async def _found(self) -> None:
+        settings = self.settings
+        now = self.clock.now()
+        entry = controls.founding(
+            settings.tenant,
+            settings.instance,
+            self.clock.fresh(),
+            self.clock.fresh(),
+            f"control-{self.clock.fresh()}",
+            now,
+        )
+        log = SqliteLog(settings.journal_file, create=True)
+        try:
+            await log.append(
+                Append(
+                    entries=[(CONTROL, entry)],
+                    becomes=controls.fold([entry], settings.tenant).authority,
+                ),
+                Look(0, None, None, 0, flawed=False),
+            )
+        finally:
+            await log.close()
+
+    async def _finish_founding(self) -> None:
+        """Create the store of a journal that holds its founding entry and nothing else."""
+        if self.log is None or self.store is not None or self.settings.store_file.exists():
+            return
+        look = await self.log.look()
+        if look.position > 1 or look.authority is None:
+            return
+        await self.create_store()
+
+    async def create_store(self) -> None:
+        """A new, empty store that stands at the beginning of the tenant's first history."""
+        control = await self.read_control()
+        store = SqliteStore(self.settings.store_file, create=True)
+        first = control.histories[0]
+        place = beginning(first.history, first.generation, first.first, GENESIS)
+        marker = Marker(
+            tables.FORMAT, control.tenant, control.instance, place, journalled=0
+        )
+        store.database.batch([tables.found(marker)])
+        self.store = store
+        self._create_tables(store)
+
+    async def close_files(self) -> None:
+        """Let go of both files. Closing may checkpoint, so this needs the turn lock."""
+        store, log = self.store, self.log
+        self.store = self.log = None
+        for port in (store, log):
+            if port is not None:
+                with contextlib.suppress(EngineError):
+                    await port.close()
+
+    async def close_and_mark(self) -> None:
+        """Close after a clean comparison and remember the file, so that the next start may trust it.
+
+        Only the last process to leave can tell: another one may write after this.
+        """
+        path = self.settings.store_file
+        with self.lock.held():
+            await self.close_files()
+            stamp = stamp_of(path)
+            if stamp is not None:
+                _write_seen(self.seen_file, stamp)
+
+    async def close(self) -> None:
+        """Let go of everything. A lock that cannot be had leaves the files to the next opener."""
+        if self.read_only:
+            await self.close_files()
+        else:
+            try:
+                with self.lock.held():
+                    await self.close_files()
+            except LockHeld:
+                self.store = self.log = None
+        if self._presence is not None:
+            self._presence.close()
+            self._presence = None
+        self.lock.close()
+
+    # Looking.
+
+    def journal(self) -> SqliteLog:
+        """The journal. Raises JournalUnavailable."""
+        if self.log is None:
+            raise JournalUnavailable(f"the journal {self.settings.journal_file.name} is not there")
+        return self.log
+
+    async def look(self) -> Look:
+        """Where the journal stands. Raises JournalUnavailable."""
+        log = self.journal()
+        try:
+            return await log.look()
+        except FileChanged:
+            raise
+        except EngineError as error:
+            raise JournalUnavailable(f"the journal cannot be read: {error}") from error
+
+    async def read_control(self) -> Control:
+        """Control as the journal has it now. Raises ControlUnreadable or JournalUnavailable."""
+        log = self.journal()
+        try:
+            rows = await log.control()
+            entries = [row.entry() for row in rows]
+        except Invalid as error:
+            raise ControlUnreadable(f"a control entry is damaged: {error}") from None
+        except FileChanged:
+            raise
+        except EngineError as error:
+            raise ControlUnreadable(f"control cannot be read: {error}") from error
+        self.control = controls.fold(entries, self.settings.tenant)
+        return self.control
+
+    async def current_control(self, look: Look) -> Control:
+        """Control as of ``look``; read again only when it has changed."""
+        control = self.control
+        if control is None or control.sequence != look.control:
+            control = await self.read_control()
+        if control.authority != look.authority:
+            raise ControlUnreadable("what the journal has in force is not what its entries say")
+        return control
+
+    async def marker(self) -> Marker | None:
+        """The store's marker; None when there is no readable store."""
+        if self.store is None:
+            return None
+        try:
+            return tables.marker_of((await self.store.read([tables.READ_MARKER]))[0])
+        except Damaged:
+            return None
+
+    async def examine(self) -> tuple[Finding, Seen]:
+        """Look at the journal's head, then the store, then the journal for what the store names.
+
+        Control that cannot be read is the verdict `closed`. Raises JournalUnavailable when the
+        journal is there and cannot be read.
+        """
+        if self.log is None:
+            verdict = Verdict.JOURNAL_REWOUND if self.store is not None else Verdict.CLOSED
+            empty = Seen(Look(0, None, None, 0, flawed=False), await self.marker())
+            return Finding(verdict, "the journal is missing or not readable"), empty
+        look = await self.look()
+        marker = await self.marker()
+        if marker is None:
+            seen = Seen(look, None)
+        else:
+            seen = await self._look_again(look, marker)
+        try:
+            control = await self.current_control(look)
+        except ControlUnreadable as error:
+            return Finding(Verdict.CLOSED, error.detail), seen
+        return compare(control, seen, self.settings.instance), seen
+
+    async def _look_again(self, look: Look, marker: Marker) -> Seen:
+        last = look.last
+        if last is not None and marker.place.sequence == last.sequence:
+            # The common case: the tip itself says what stands at the marker and before it.
+            return Seen(look, marker, last, last, last.digest)
+        log = self.journal()
+        at_tip = None
+        if last is not None and last.sequence < marker.place.sequence and self.store is not None:
+            rows = (await self.store.read([tables.read_decisions_down(last.sequence, 1)]))[0]
+            stored = tables.decisions_of(rows)
+            if stored and stored[0].sequence == last.sequence:
+                at_tip = stored[0].digest
+        return Seen(
+            look,
+            marker,
+            await log.place(marker.place.sequence),
+            await log.place(marker.journalled),
+            at_tip,
+        )
+
+    # The file's stamp: whether somebody else wrote to the store's file.
+
+    def touched(self) -> bool:
+        """Whether the store's file changed since this record, or a companion, last wrote it."""
+        if self.store is None:
+            return True
+        now = self.store.stamp()
+        if self.stamp == now:
+            return False
+        if _read_seen(self.seen_file) == now:
+            self.stamp = now
+            return False
+        return True
+
+    def saw(self) -> None:
+        """Remember the file as it is now: our own commit, or a comparison that was clean."""
+        if self.store is None:
+            return
+        now = self.store.stamp()
+        if now != self.stamp:
+            self.stamp = now
+            _write_seen(self.seen_file, now)
+
+    def stopped_clean(self) -> bool:
+        """Whether the file is the one that the last clean stop, or a live companion, left."""
+        return (self.shared or not self._left_wal) and _read_seen(self.seen_file) == self._found_as
+
+
+def _has_content(path: Path) -> bool:
+    stamp = stamp_of(path)
+    return stamp is not None and stamp.size > 0
+
+
+def _someone_has(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _read_seen(path: Path) -> Stamp | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Stamp)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _write_seen(path: Path, stamp: Stamp) -> None:
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(msgspec.json.encode(stamp))
+        aside.replace(path)
+    except OSError:
+        # Only a shortcut is lost: the next start compares every head.
+        aside.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(OSError):
+        sync_directory(path.parent)

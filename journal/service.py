@@ -1,0 +1,261 @@
+"""A tenant inside an event loop: what a server, or an application of its own, holds open.
+
+One thread writes, another reads; each has its own ``Record``. ``open`` gives a ``Journal``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from journal import reading
+from journal.acceptance import Acceptance, Operation, check_operation
+from journal.control import Control, Role, Token
+from journal.detection import Finding
+from journal.errors import (
+    FileChanged,
+    Invalid,
+    JournalUnavailable,
+    UnrewindError,
+)
+from journal.gate import Ruling
+from journal.intake import append_sealed
+from journal.record import Record
+from journal.sealed import SealedAnswer
+from journal.settings import Settings
+from journal.standing import detect
+from journal.status import Status, status
+from journal.tokens import authenticate, create_token, revoke_token
+from journal.worker import Worker
+from journal.writepath import Answer, settle
+from journal.writer import Writer
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("unrewind")
+MAX_ITEMS = 1000
+_PENDING_TRIES = 200
+_PENDING_PAUSE = 0.01
+_LOOK_AGAIN = 1.0
+
+
+class Journal:
+    """One tenant, open for decisions and questions. Made by ``journal.open``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._writing = Record(settings)
+        self._reading = Record(settings, read_only=True)
+        self._write_thread = Worker()
+        self._read_thread = Worker()
+        self._writer = Writer(self._writing, self._write_thread)
+        self._control: Control | None = None
+        self._looked = 0.0
+
+    # Decisions.
+
+    async def accept(self, operation: Operation) -> Acceptance:
+        """Make an operation a decision, or give the first answer again.
+
+        When this returns, the decision is committed in the store *and* the journal holds it and
+        everything it rests on (P1). Raises a Refusal when it was judged and refused, Invalid when
+        it could never be one, OperationReused when its ID belongs to another decision, and
+        Recovering, JournalUnavailable or Overloaded when it is worth repeating with the same
+        operation ID, whose fate is then told.
+        """
+        check_operation(operation, self.settings.lifecycles)
+        answer = (await asyncio.shield(self._writer.submit([operation])))[0]
+        if isinstance(answer, UnrewindError):
+            raise answer
+        return answer
+
+    async def accept_many(self, operations: Sequence[Operation]) -> list[Answer]:
+        """Judge operations one by one, in order: an acceptance or the refusal for each."""
+        if not 1 <= len(operations) <= MAX_ITEMS:
+            raise Invalid(f"send 1 to {MAX_ITEMS} operations at once")
+        answers: list[Answer | None] = [None] * len(operations)
+        fit: list[int] = []
+        for number, operation in enumerate(operations):
+            try:
+                check_operation(operation, self.settings.lifecycles)
+                fit.append(number)
+            except Invalid as error:
+                answers[number] = error
+        if fit:
+            judged = self._writer.submit([operations[number] for number in fit])
+            for number, answer in zip(fit, await asyncio.shield(judged), strict=True):
+                answers[number] = answer
+        return [answer for answer in answers if answer is not None]
+
+    async def append_entries(self, items: Sequence[tuple[bytes, bytes]]) -> list[SealedAnswer]:
+        """Append sealed (envelope, body) pairs of caller-owned types. See ``append_sealed``."""
+        return await self.write(append_sealed, items)
+
+    # Questions.
+
+    async def entity(self, entity: str, at: str | None = None) -> reading.EntityView:
+        """An entity at its durable boundary, or ``at`` an earlier revision or time."""
+        return await self.read(reading.read_entity, entity, at)
+
+    async def entities(
+        self, kind: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> reading.Page:
+        """Entities by name."""
+        return await self.read(reading.read_entities, kind, after, limit)
+
+    async def history(
+        self, entity: str, first: int = 1, limit: int | None = None
+    ) -> reading.HistoryView:
+        """An entity's chain with its gaps marked."""
+        return await self.read(reading.read_history, entity, first, limit)
+
+    async def gate(self, entity: str, revision: int | None = None) -> Ruling:
+        """Whether the revision may have effects now."""
+        return await self.read(reading.read_gate, entity, revision)
+
+    async def gaps(self, after: str | None = None, limit: int | None = None) -> reading.Page:
+        """Every reason why a history is incomplete."""
+        return await self.read(reading.read_gaps, after, limit)
+
+    async def operation(self, operation: str) -> Acceptance:
+        """What became of an operation."""
+        return await self.read(reading.read_operation, operation)
+
+    async def operations(self, after: str | None = None, limit: int | None = None) -> reading.Page:
+        """Operations in the order in which the journal took them."""
+        return await self.read(reading.read_operations, after, limit)
+
+    async def feed(self, after: str | None = None, limit: int | None = None) -> reading.Feed:
+        """The journal's entries above a cursor."""
+        return await self.read(reading.read_feed, after, limit)
+
+    async def status(self) -> Status:
+        """Where the tenant stands."""
+        return await self.read(status)
+
+    # Tokens.
+
+    async def authenticate(self, presented: str) -> Token | None:
+        """The token presented, or None. An unknown one makes control be read again first.
+
+        Raises ControlUnreadable or JournalUnavailable: then nobody can be let in.
+        """
+        control = self._control or await self._look_at_control()
+        token = authenticate(control, presented)
+        if token is None and asyncio.get_running_loop().time() - self._looked > _LOOK_AGAIN:
+            token = authenticate(await self._look_at_control(), presented)
+        return token
+
+    async def _look_at_control(self) -> Control:
+        self._looked = asyncio.get_running_loop().time()
+        self._control = None
+        self._control = await self.read(Record.read_control)
+        return self._control
+
+    async def create_token(self, role: Role, name: str, principal: str | None = None) -> str:
+        """Create a token; the only time that it is told."""
+        return await self.write(create_token, role, name, principal)
+
+    async def revoke_token(self, identity: str, principal: str | None = None) -> None:
+        """Revoke a token."""
+        await self.write(revoke_token, identity, principal)
+        await self._look_at_control()
+
+    # Upkeep.
+
+    async def settle(self) -> None:
+        """Hand off what a crash left and bring watermarks up to date; on a schedule."""
+        try:
+            await self.write(settle)
+        except UnrewindError as error:
+            LOGGER.debug("nothing to settle: %s", error)
+        with contextlib.suppress(UnrewindError):
+            await self._look_at_control()
+
+    async def detect(self, *, deep: bool) -> Finding:
+        """Compare store and journal now, closing the tenant where they disagree."""
+        return await self.write(_detect, deep)
+
+    async def write(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a coroutine over the writing record, between batches."""
+        return await self._write_thread.run(function, self._writing, *args)
+
+    async def read(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a coroutine over the reading record; waits for decisions under way."""
+        for _ in range(_PENDING_TRIES):
+            try:
+                return await self._read_thread.run(_reopening, self._reading, function, args)
+            except reading.Pending:
+                await self._writer.idle()
+                await asyncio.sleep(_PENDING_PAUSE)
+        raise JournalUnavailable("the entity's newest decision is still not in the journal")
+
+    async def start(self) -> Finding:
+        """Open the files, compare them, hand off what a crash left."""
+        await self._write_thread
+        await self._read_thread
+        await self.write(Record.open)
+        await self._read_thread.run(Record.open, self._reading)
+        stopped = await self._write_thread.run(_stopped_clean, self._writing)
+        finding = await self.detect(deep=not stopped)
+        if finding.verdict.sound:
+            await self.settle()
+        return finding
+
+    async def stop(self) -> None:
+        """Answer what waits, compare once more, and let go of the files."""
+        await self._writer.drain()
+        with contextlib.suppress(UnrewindError):
+            await self.settle()
+            await self.write(_stop_clean)
+        await self._read_thread.run(Record.close, self._reading)
+        await self._write_thread.run(Record.close, self._writing)
+        await self._read_thread.close()
+        await self._write_thread.close()
+
+
+async def _reopening(
+    record: Record, function: Callable[..., Coroutine[Any, Any, T]], args: Sequence[Any]
+) -> T:
+    if record.store is None or record.log is None:
+        await record.open_files()
+    try:
+        return await function(record, *args)
+    except FileChanged:
+        await record.open_files()
+        return await function(record, *args)
+
+
+async def _detect(record: Record, deep: bool) -> Finding:  # noqa: FBT001 - passed by position
+    return await detect(record, deep=deep)
+
+
+async def _stopped_clean(record: Record) -> bool:
+    return record.stopped_clean()
+
+
+async def _stop_clean(record: Record) -> None:
+    record.stamp = None
+    finding = await detect(record, deep=True)
+    if finding.verdict.sound and record.poisoned is None:
+        await record.close_and_mark()
+
+
+@asynccontextmanager
+async def open_journal(settings: Settings) -> AsyncIterator[Journal]:
+    """Open a tenant in this process; founds it at the first start. Exported as ``journal.open``.
+
+    Raises Refused (network filesystem, or the files are being replaced) or SettingsInvalid. A tenant
+    whose store and journal disagree opens closed: decisions raise Recovering.
+    """
+    journal = Journal(settings)
+    await journal.start()
+    try:
+        yield journal
+    finally:
+        await journal.stop()
+

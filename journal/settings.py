@@ -1,0 +1,124 @@
+"""Settings: the one place that reads them.
+
+``unrewind.toml``, overridden by ``UNREWIND_*`` in the environment, overridden by what the caller
+passes (command-line flags). Every field is described in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from journal.entry import check_tenant
+from journal.errors import Invalid, SettingsInvalid
+from journal.lifecycle import DOCUMENT, Lifecycle, check_lifecycle
+
+CONFIG_NAME = "unrewind.toml"
+PREFIX = "UNREWIND_"
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator may choose. Sizes in bytes, times in seconds, paths relative to the cwd."""
+
+    data: str = "data"
+    store: str | None = None
+    journal: str | None = None
+    tenant: str = "main"
+    instance: str = "default"
+    host: str = "127.0.0.1"
+    port: int = 8420
+    allow_network_filesystem: bool = False
+    max_waiting: int = 8192
+    max_batch: int = 1024
+    max_body: int = 1_048_576
+    max_request: int = 8_388_608
+    lock_timeout: float = 4.0
+    handoff_every: float = 2.0
+    detect_every: float = 60.0
+    lifecycle: dict[str, Lifecycle] = {}
+
+    @property
+    def lifecycles(self) -> dict[str, Lifecycle]:
+        """Every entity type: the shipped `document` and the declared ones, which may replace it."""
+        return {"document": DOCUMENT, **self.lifecycle}
+
+    @property
+    def home(self) -> Path:
+        """The data directory: lock, stop file and evidence, and by default store and journal."""
+        return Path(self.data)
+
+    @property
+    def store_file(self) -> Path:
+        """The embedded store's database file."""
+        return Path(self.store or self.home / "store") / f"{self.tenant}.db"
+
+    @property
+    def journal_file(self) -> Path:
+        """The journal's database file."""
+        return Path(self.journal or self.home / "journal") / f"{self.tenant}.db"
+
+    def beside(self, suffix: str) -> Path:
+        """A file of this tenant in the data directory, outside store and journal."""
+        return self.home / f"{self.tenant}.{suffix}"
+
+
+def load(
+    config: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read the settings; a named ``config`` must exist, the default one may be absent.
+
+    Raises SettingsInvalid with the name of the setting and what to do about it.
+    """
+    environment = os.environ if environment is None else environment
+    named = config or environment.get(PREFIX + "CONFIG")
+    values = _read_file(Path(named or CONFIG_NAME), required=named is not None)
+    for field in Settings.__struct_fields__:
+        text = environment.get(PREFIX + field.upper())
+        if text is not None and field != "lifecycle":
+            values[field] = text
+    values.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    try:
+        settings = msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsInvalid(f"{named or CONFIG_NAME}: {error}") from None
+    _check(settings)
+    return settings
+
+
+def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise SettingsInvalid(f"there is no configuration file {path}") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsInvalid(f"{path}: {error}") from None
+
+
+def _check(settings: Settings) -> None:
+    try:
+        check_tenant(settings.tenant)
+        check_tenant(settings.instance)
+    except Invalid as error:
+        raise SettingsInvalid(f"tenant, instance: {error.detail}") from None
+    if not 0 <= settings.port <= 65535:  # noqa: PLR2004 - the range of TCP ports
+        raise SettingsInvalid("port must be from 0 to 65535")
+    for field in ("max_waiting", "max_batch", "max_body", "max_request"):
+        if getattr(settings, field) < 1:
+            raise SettingsInvalid(f"{field} must be at least 1")
+    for field in ("lock_timeout", "handoff_every", "detect_every"):
+        if not getattr(settings, field) > 0:
+            raise SettingsInvalid(f"{field} must be above 0")
+    if settings.store_file.resolve() == settings.journal_file.resolve():
+        raise SettingsInvalid("store and journal must lie in different directories")
+    for name, lifecycle in settings.lifecycles.items():
+        check_lifecycle(name, lifecycle)

@@ -1,0 +1,274 @@
+"""The one place that opens SQLite.
+
+A ``Database`` is one file in WAL mode with ``synchronous=FULL``. Its calls block; ``journal.worker``
+runs them in a thread. Errors of SQLite leave here as the project's own, by their result code.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from journal.errors import (
+    ConstraintFailed,
+    Damaged,
+    DiskFailed,
+    EngineError,
+    FenceFailed,
+    FileChanged,
+    Unreachable,
+)
+from journal.sql import Batch, Result, Rows, Statement
+
+CHECKPOINT_PAGES = 4000
+CACHE_KIB = 65_536
+BUSY_MS = 5000
+SIDE_FILES = ("-wal", "-shm", "-journal")
+_CHUNKS = (256, 64, 16, 4, 1)
+_PRAGMAS = (
+    "PRAGMA synchronous=FULL",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA recursive_triggers=ON",  # without it INSERT OR REPLACE slips past no-delete triggers
+    "PRAGMA trusted_schema=OFF",
+    "PRAGMA cell_size_check=ON",
+    "PRAGMA temp_store=MEMORY",
+    f"PRAGMA cache_size=-{CACHE_KIB}",
+    f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}",
+)
+
+
+class Stamp(Struct, frozen=True):
+    """A file as the operating system sees it: equal stamps mean that nobody wrote to it."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """The file's stamp, or None when there is no file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and called in each batch
+    except OSError:
+        return None
+    return Stamp(
+        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Make a directory's entries durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"file:{quote(str(path.resolve()))}?mode={mode}"
+
+
+@lru_cache(maxsize=1024)
+def _expand(sql: str, width: int, count: int) -> str:
+    row = "(" + ",".join("?" * width) + ")"
+    return sql.replace("{rows}", ",".join([row] * count))
+
+
+class Database:
+    """One SQLite file, opened for reading and writing or read-only.
+
+    ``schema`` is applied when the file is created or empty; without one the file must exist.
+    Raises Unreachable, Damaged or DiskFailed.
+    """
+
+    def __init__(
+        self, path: Path, *, schema: str | None = None, read_only: bool = False
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        created = not path.exists()
+        if created and schema is None:
+            raise Unreachable(f"{path}: no such file")
+        if created:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "ro" if read_only else "rwc" if schema is not None else "rw"
+        with _translated(path):
+            self.connection = sqlite3.connect(
+                _uri(path, mode),
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+                timeout=BUSY_MS / 1000,
+            )
+            try:
+                self._prepare(schema, created=created)
+            except BaseException:
+                self.connection.close()
+                raise
+        found = stamp_of(path)
+        if found is None:
+            self.connection.close()
+            raise FileChanged(f"{path}: the file went away while it was opened")
+        self._identity = (found.device, found.inode)
+
+    def _prepare(self, schema: str | None, *, created: bool) -> None:
+        for pragma in _PRAGMAS:
+            self.connection.execute(pragma)
+        if self.read_only:
+            self.connection.execute("PRAGMA query_only=ON")
+            self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return
+        self.connection.execute("PRAGMA journal_mode=WAL")
+        if schema is not None:
+            self.connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nCOMMIT;")
+        if created:
+            sync_directory(self.path.parent)
+
+    def check_identity(self) -> Stamp:
+        """The file's stamp. Raises FileChanged when the path names another file than was opened."""
+        found = stamp_of(self.path)
+        if found is None or (found.device, found.inode) != self._identity:
+            raise FileChanged(f"{self.path}: another file stands under this path than was opened")
+        return found
+
+    def read(self, statements: Batch) -> list[Result]:
+        """Run queries in one transaction; one result each."""
+        with _translated(self.path):
+            if len(statements) == 1 or self.connection.in_transaction:
+                return [self.run(statement) for statement in statements]
+            self.connection.execute("BEGIN")
+            try:
+                return [self.run(statement) for statement in statements]
+            finally:
+                self.connection.execute("COMMIT")
+
+    def stream(self, statement: Statement) -> Iterator[tuple[object, ...]]:
+        """Rows of one query as they are read; memory does not grow with their number."""
+        with _translated(self.path):
+            yield from self.connection.execute(statement.sql, statement.parameters)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A write transaction. Nothing is left behind when the block or the commit fails."""
+        with _translated(self.path):
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def batch(self, statements: Batch, *, fenced: bool = False) -> None:
+        """Run statements in one transaction; all or none.
+
+        With ``fenced`` the first statement is the fence: its constraint failing is FenceFailed, any
+        other is ConstraintFailed.
+        """
+        index = 0
+        try:
+            with self.transaction():
+                if fenced:
+                    self.connection.execute("PRAGMA defer_foreign_keys=ON")
+                for index, statement in enumerate(statements):  # noqa: B007 - read below
+                    self.run(statement)
+                index = len(statements)
+        except ConstraintFailed as error:
+            if fenced and index == 0:
+                raise FenceFailed(str(error)) from None
+            raise
+
+    def run(self, statement: Statement | Rows) -> Result:
+        """Run one statement inside the caller's ``transaction``."""
+        if isinstance(statement, Statement):
+            return self.connection.execute(statement.sql, statement.parameters).fetchall()
+        rows = statement.rows
+        start = 0
+        for size in _CHUNKS:
+            while len(rows) - start >= size:
+                part = rows[start : start + size]
+                sql = _expand(statement.sql, len(part[0]), size)
+                self.connection.execute(sql, tuple(chain.from_iterable(part)))
+                start += size
+        return []
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                # SQLite has rolled back by itself after an I/O error; the first error is the news.
+                return
+
+    def copy_to(self, target: Path) -> None:
+        """A consistent, synced copy of the file as of one moment."""
+        with _translated(self.path):
+            copy = sqlite3.connect(target, isolation_level=None)
+            try:
+                self.connection.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+            finally:
+                copy.close()
+        sync_file(target)
+
+    def close(self) -> None:
+        """Close the file; a writer's close may checkpoint, so hold the tenant's lock."""
+        with _translated(self.path):
+            self.connection.close()
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content and its directory entry durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    sync_directory(path.parent)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _error_of(path, error) from error
+
+
+def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    detail = f"{path.name}: {error}"
+    if primary == sqlite3.SQLITE_CONSTRAINT:
+        return ConstraintFailed(str(error))
+    if primary in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}:
+        return DiskFailed(f"{detail} ({getattr(error, 'sqlite_errorname', '')})")
+    if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(
+        error, sqlite3.DataError
+    ):
+        return Damaged(detail)
+    if primary in {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_PROTOCOL,
+    }:
+        return Unreachable(detail)
+    if primary == sqlite3.SQLITE_ERROR and "no such table" in str(error):
+        return Damaged(detail)
+    return EngineError(detail)

@@ -1,0 +1,179 @@
+"""How the tenant stands: detection run for real, closing, and changes of control.
+
+The rules are in ``journal.detection`` and ``journal.control``; this is where they meet the files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from journal import control as controls
+from journal.control import Authority, Control, ControlUnreadable, Stage
+from journal.detection import (
+    Difference,
+    Finding,
+    Seen,
+    Verdict,
+    differing_heads,
+    still_differing,
+)
+from journal.entry import Entry
+from journal.errors import (
+    Damaged,
+    DiskFailed,
+    EngineError,
+    FileChanged,
+    Invalid,
+    JournalUnavailable,
+    WriterStopped,
+)
+from journal.log import CONTROL, Append, Moved
+from journal.record import Record
+
+LOGGER = logging.getLogger("unrewind")
+_NAMED = 10
+_ATTEMPTS = 3
+
+
+async def examine(record: Record) -> tuple[Finding, Seen]:
+    """Compare markers and heads of order, reopening files that were replaced meanwhile."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return await record.examine()
+        except FileChanged as error:
+            LOGGER.warning("%s; opening it anew", error)
+            await record.open_files()
+    raise JournalUnavailable("store or journal is being replaced again and again")
+
+
+async def compare_heads(record: Record, finding: Finding) -> Finding:
+    """Compare every entity's head and data hash; the finding stands, or becomes `rewound`.
+
+    Differences are looked at a second time under the turn lock, so this may run beside a writer.
+    """
+    if record.store is None or record.log is None:
+        return finding
+    try:
+        flawed = await record.log.flawed()
+        suspects = await differing_heads(record.store, record.log, flawed)
+        with record.lock.held():
+            differing = await still_differing(record.store, record.log, suspects)
+            if not differing:
+                record.saw()
+                return finding
+    except (Damaged, Invalid) as error:
+        return Finding(Verdict.REPLACED, f"the store is damaged: {error}", finding.facts)
+    named = ", ".join(_say(item) for item in differing[:_NAMED])
+    more = "" if len(differing) <= _NAMED else f" and {len(differing) - _NAMED} more"
+    return Finding(
+        Verdict.REWOUND,
+        f"the store's rows are not the ones that the journal names: {named}{more}",
+        {**finding.facts, "differing": [item.entity for item in differing]},
+    )
+
+
+def _say(item: Difference) -> str:
+    store = "nothing" if item.store is None else f"revision {item.store}"
+    journal = "nothing" if item.journal is None else f"revision {item.journal}"
+    return f"{item.entity} (store {store}, journal {journal})"
+
+
+async def close_tenant(record: Record, finding: Finding) -> None:
+    """Stop the tenant for a verdict: the stop file first, then control where it can be written.
+
+    Nothing is appended to a journal that was rewound, is another's, or whose control is unreadable.
+    """
+    record.stop.put_up(finding.detail, record.clock.now(), verdict=str(finding.verdict))
+    LOGGER.error("closed: %s: %s", finding.verdict, finding.detail)
+    if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
+        return
+    try:
+        await change_control(
+            record,
+            "close",
+            lambda control: _at_stage(control, Stage.CLOSED),
+            {"reason": finding.detail, "verdict": str(finding.verdict)},
+            unless=lambda control: control.authority.stage is Stage.CLOSED,
+        )
+    except (EngineError, JournalUnavailable, ControlUnreadable) as error:
+        LOGGER.warning("closed by the stop file alone, the journal refused: %s", error)
+
+
+def _at_stage(control: Control, stage: Stage) -> Authority:
+    before = control.authority
+    return Authority(before.history, before.generation, stage, before.first, before.digest)
+
+
+async def change_control(
+    record: Record,
+    action: str,
+    becomes: Callable[[Control], Authority],
+    facts: dict[str, Any],
+    *,
+    principal: str | None = None,
+    unless: Callable[[Control], bool] | None = None,
+) -> Control:
+    """Append a control entry that puts ``becomes(control)`` in force; the control after it.
+
+    With ``unless`` true for the control found, nothing is appended. Control passes in any stage.
+    Raises ControlUnreadable, JournalUnavailable, WriterStopped or LockHeld.
+    """
+
+    def build(control: Control) -> tuple[Entry, Authority] | None:
+        if unless is not None and unless(control):
+            return None
+        force = becomes(control)
+        operation = f"control-{record.clock.fresh()}"
+        entry = controls.change(
+            control, action, force, facts, operation, record.clock.now(), principal
+        )
+        return entry, force
+
+    return await append_control(record, build)
+
+
+async def append_control(
+    record: Record, build: Callable[[Control], tuple[Entry, Authority] | None]
+) -> Control:
+    """Append the control entry that ``build`` makes of the present control; the one after it."""
+    with record.lock.held():
+        for _ in range(_ATTEMPTS):
+            try:
+                look = await record.look()
+                built = build(await record.current_control(look))
+                if built is not None:
+                    entry, force = built
+                    append = Append(entries=[(CONTROL, entry)], becomes=force)
+                    await record.journal().append(append, look)
+                return await record.read_control()
+            except FileChanged:
+                await record.open_files()
+            except Moved:
+                continue
+            except DiskFailed as error:
+                record.poisoned = f"the journal's commit failed: {error}"
+                LOGGER.critical("no more acknowledgements: %s", record.poisoned)
+                raise WriterStopped(record.poisoned) from error
+            except EngineError as error:
+                raise JournalUnavailable(f"the journal cannot be written: {error}") from error
+    raise JournalUnavailable("the journal keeps moving")
+
+
+async def detect(record: Record, *, deep: bool) -> Finding:
+    """Compare now and close the tenant where it must be; what was found.
+
+    Hands nothing off: ``journal.writepath.make_ready`` does, when the next turn comes.
+    """
+    with record.lock.held():
+        finding, _ = await examine(record)
+        if record.poisoned is None and not finding.verdict.sound and not record.stop.stands():
+            await close_tenant(record, finding)
+    if deep and finding.verdict.sound:
+        finding = await compare_heads(record, finding)
+        if not finding.verdict.sound and not record.stop.stands():
+            with record.lock.held():
+                await close_tenant(record, finding)
+    record.finding = finding
+    return finding

@@ -1,0 +1,139 @@
+"""Status: where the tenant stands and which failures it is not covered against (P13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from journal.control import Stage, tip_of
+from journal.detection import Verdict
+from journal.errors import EngineError, FileChanged, JournalUnavailable
+from journal.filesystem import same_device
+from journal.lifecycle import Owner
+from journal.log import FIRST_FLAW
+from journal.record import Record
+from journal.store import tables
+
+_COUNTED = 100_000
+
+
+class Status(Struct, frozen=True):
+    """What `unrewind status --json` prints. ``pending`` counts decisions not yet in the journal."""
+
+    tenant: str
+    instance: str
+    stage: str
+    verdict: str
+    detail: str
+    history: str | None
+    parent: str | None
+    generation: int | None
+    sequence: int | None
+    entities: int | None
+    gaps: int
+    pending: int
+    stopped: dict[str, Any] | None
+    failure_scope: list[str]
+
+
+async def status(record: Record) -> Status:
+    """Look at both files without changing them; works in any stage, beside anything or alone."""
+    settings = record.settings
+    stopped = record.stop.facts() if record.stop.stands() else None
+    try:
+        finding, seen = await record.examine()
+        verdict, detail = str(finding.verdict), finding.detail
+    except (EngineError, JournalUnavailable) as error:
+        if isinstance(error, FileChanged):
+            raise
+        return _unreadable(record, str(error), stopped)
+    control = record.control if finding.verdict is not Verdict.CLOSED else None
+    control = control or record.control
+    stage = Stage.CLOSED if control is None else control.authority.stage
+    if stopped is not None or not finding.verdict.sound:
+        stage = Stage.CLOSED
+    tip = None if control is None else tip_of(control.authority, seen.look.last)
+    pending = 0
+    if tip is not None and seen.marker is not None and finding.verdict is Verdict.CRASHED:
+        pending = seen.marker.place.sequence - tip.sequence
+    if stopped is not None and finding.verdict.sound:
+        # The stop stands for an earlier verdict, or an operator's; say which.
+        verdict = str(stopped.get("verdict") or verdict)
+        detail = str(stopped.get("reason") or detail)
+    return Status(
+        tenant=settings.tenant,
+        instance=settings.instance,
+        stage=str(stage),
+        verdict=verdict,
+        detail=detail,
+        history=control and control.authority.history,
+        parent=control and control.histories[-1].parent,
+        generation=control and control.authority.generation,
+        sequence=tip and tip.sequence,
+        entities=await _count_entities(record),
+        gaps=await _count_gaps(record),
+        pending=pending,
+        stopped=stopped,
+        failure_scope=failure_scope(record),
+    )
+
+
+def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Status:
+    return Status(
+        tenant=record.settings.tenant,
+        instance=record.settings.instance,
+        stage=str(Stage.CLOSED),
+        verdict=str(Verdict.CLOSED),
+        detail=why,
+        history=None,
+        parent=None,
+        generation=None,
+        sequence=None,
+        entities=None,
+        gaps=0,
+        pending=0,
+        stopped=stopped,
+        failure_scope=failure_scope(record),
+    )
+
+
+async def _count_entities(record: Record) -> int | None:
+    if record.store is None:
+        return None
+    try:
+        count: int = (await record.store.read([tables.COUNT_ENTITIES]))[0][0][0]
+    except EngineError:
+        return None
+    return count
+
+
+async def _count_gaps(record: Record) -> int:
+    if record.log is None:
+        return 0
+    return len(await record.log.flaws(None, FIRST_FLAW, _COUNTED))
+
+
+def failure_scope(record: Record) -> list[str]:
+    """Sentences on what is not covered as things are set up now."""
+    settings = record.settings
+    scope = []
+    shared = same_device(settings.store_file, settings.journal_file)
+    if shared:
+        scope.append("store and journal lie on one device: losing it loses both")
+    scope.append(
+        "no witness: store and journal rolled back to the same moment would not be noticed"
+    )
+    callers = sorted(
+        kind
+        for kind, lifecycle in record.lifecycles.items()
+        if lifecycle.owner is Owner.CALLER
+    )
+    if callers:
+        scope.append(
+            f"caller-owned types ({', '.join(callers)}): a rewound caller is noticed by its next "
+            "append when it keeps a sequence, else only per entity"
+        )
+    if settings.allow_network_filesystem:
+        scope.append("network filesystems are allowed: SQLite can lose commits there")
+    return scope

@@ -1,0 +1,41 @@
+"""The embedded store: one SQLite file."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from journal.sql import Batch, Result
+from journal.sqlite import Database, Stamp
+
+
+def schema() -> str:
+    """The store's tables."""
+    return files("journal.store").joinpath("schema.sql").read_text(encoding="utf-8")
+
+
+class SqliteStore:
+    """A ``Store`` whose calls block and never suspend; run it in a ``Worker``."""
+
+    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
+        self.database = Database(
+            path, schema=schema() if create else None, read_only=read_only
+        )
+
+    async def read(self, statements: Batch) -> list[Result]:
+        """See ``Store.read``."""
+        self.database.check_identity()
+        return self.database.read(statements)
+
+    async def batch(self, statements: Batch) -> None:
+        """See ``Store.batch``."""
+        self.database.check_identity()
+        self.database.batch(statements, fenced=True)
+
+    def stamp(self) -> Stamp:
+        """The file as it stands under the path now. Raises FileChanged."""
+        return self.database.check_identity()
+
+    async def close(self) -> None:
+        """See ``Store.close``."""
+        self.database.close()

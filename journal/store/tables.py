@@ -1,0 +1,276 @@
+"""SQL over unrewind's tables in the store (SQLite, D1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from journal.acceptance import Decision, EntityHead, Place, head_after
+from journal.entry import Entry
+from journal.sql import Result, Rows, Statement
+
+FORMAT = 1
+
+
+class Marker(Struct, frozen=True):
+    """Where the store stands, and whose it is."""
+
+    format: int
+    tenant: str
+    instance: str
+    place: Place
+    journalled: int
+
+
+class StoredDecision(Struct, frozen=True):
+    """A decision's bytes as the store keeps them."""
+
+    sequence: int
+    digest: str
+    text: bytes
+    body: bytes
+
+
+class _HeadRow(Struct, frozen=True, array_like=True):
+    entity: str
+    revision: int
+    history: str
+    digest: str
+    sequence: int
+    state: str
+    version: str | None
+    data: str
+
+
+_MARKER_COLUMNS = (
+    "format, tenant, instance, history, generation, sequence, digest, journalled"
+)
+_HEAD_ARRAY = (
+    "json_array(entity, revision, lower(hex(history)), lower(hex(digest)), sequence,"
+    " state, version, data)"
+)
+
+READ_MARKER = Statement(f"SELECT {_MARKER_COLUMNS} FROM unrewind_marker")
+
+_decode_heads = msgspec.json.Decoder(list[_HeadRow]).decode
+
+
+def marker_of(rows: Result) -> Marker | None:
+    """The marker from the rows of READ_MARKER."""
+    if not rows:
+        return None
+    version, tenant, instance, history, generation, sequence, digest, journalled = rows[0]
+    return Marker(
+        version, tenant, instance, Place(history, generation, sequence, digest), journalled
+    )
+
+
+def found(marker: Marker) -> Statement:
+    """Write the first marker into an empty store; a constraint refuses a second one."""
+    place = marker.place
+    return Statement(
+        f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,?,?,?,?,?,?,?,?)",
+        (
+            marker.format,
+            marker.tenant,
+            marker.instance,
+            place.history,
+            place.generation,
+            place.sequence,
+            place.digest,
+            marker.journalled,
+        ),
+    )
+
+
+def fence(marker: Marker, to: Place, journalled: int) -> Statement:
+    """Move the marker from exactly ``marker`` to ``to``; fail when it is anywhere else.
+
+    ``format`` becomes NULL, which its column refuses, unless one row matches everything expected.
+    """
+    place = marker.place
+    return Statement(
+        f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,"
+        " (SELECT format FROM unrewind_marker WHERE history = ? AND generation = ?"
+        "   AND sequence = ? AND digest = ? AND instance = ?),"
+        " ?,?,?,?,?,?,?)"
+        " ON CONFLICT (one) DO UPDATE SET history = excluded.history,"
+        " generation = excluded.generation, sequence = excluded.sequence,"
+        " digest = excluded.digest, journalled = excluded.journalled",
+        (
+            place.history,
+            place.generation,
+            place.sequence,
+            place.digest,
+            marker.instance,
+            marker.tenant,
+            marker.instance,
+            to.history,
+            to.generation,
+            to.sequence,
+            to.digest,
+            journalled,
+        ),
+    )
+
+
+def read_heads(entities: Iterable[str]) -> Statement:
+    """The heads of these entities as one JSON array: one row, whatever their number.
+
+    One row matters in a threaded process: SQLite's driver gives up the interpreter lock for each.
+    """
+    return Statement(
+        f"SELECT json_group_array({_HEAD_ARRAY}) FROM unrewind_entities"
+        " WHERE entity IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(sorted(entities)).decode(),),
+    )
+
+
+def page_of_heads(after: str, limit: int) -> Statement:
+    """Heads in the order of their names, as ``heads_of`` takes them."""
+    return Statement(
+        f"SELECT json_group_array({_HEAD_ARRAY}) FROM (SELECT * FROM unrewind_entities"
+        " WHERE entity > ? ORDER BY entity LIMIT ?)",
+        (after, limit),
+    )
+
+
+def heads_of(rows: Result) -> dict[str, EntityHead]:
+    """The heads from one of the two statements above, in the order of the rows."""
+    return {
+        row.entity: EntityHead(
+            row.entity,
+            row.revision,
+            row.history,
+            row.digest,
+            row.sequence,
+            row.state,
+            row.version,
+            row.data,
+        )
+        for row in _decode_heads(rows[0][0])
+    }
+
+
+def insert_decisions(entries: Sequence[Entry]) -> Rows:
+    """Keep the entries' bytes."""
+    return Rows(
+        "INSERT INTO unrewind_decisions (sequence, digest, envelope, body) VALUES {rows}",
+        [
+            (entry.envelope.sequence, bytes.fromhex(entry.digest), entry.text.decode(), entry.body)
+            for entry in entries
+        ],
+    )
+
+
+def upsert_heads(heads: Iterable[EntityHead]) -> Rows:
+    """Put entities at their new heads."""
+    return Rows(
+        "INSERT INTO unrewind_entities"
+        " (entity, revision, history, digest, sequence, state, version, data) VALUES {rows}"
+        " ON CONFLICT (entity) DO UPDATE SET revision = excluded.revision,"
+        " history = excluded.history, digest = excluded.digest, sequence = excluded.sequence,"
+        " state = excluded.state, version = excluded.version, data = excluded.data",
+        [
+            (
+                head.entity,
+                head.revision,
+                bytes.fromhex(head.history),
+                bytes.fromhex(head.digest),
+                head.sequence,
+                head.state,
+                head.version,
+                head.data,
+            )
+            for head in heads
+        ],
+    )
+
+
+def write_decisions(decisions: Sequence[Decision]) -> list[Rows]:
+    """The decisions' bytes, and each entity's row after its last one."""
+    heads = {decision.entry.envelope.entity: head_after(decision) for decision in decisions}
+    return [
+        insert_decisions([decision.entry for decision in decisions]),
+        upsert_heads(heads.values()),
+    ]
+
+
+def read_decisions(after: int, limit: int) -> Statement:
+    """Stored decisions above a sequence, in order."""
+    return Statement(
+        "SELECT sequence, lower(hex(digest)), envelope, body FROM unrewind_decisions"
+        " WHERE sequence > ? ORDER BY sequence LIMIT ?",
+        (after, limit),
+    )
+
+
+def read_decisions_down(from_: int, limit: int) -> Statement:
+    """Stored decisions at or below a sequence, newest first."""
+    return Statement(
+        "SELECT sequence, lower(hex(digest)), envelope, body FROM unrewind_decisions"
+        " WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?",
+        (from_, limit),
+    )
+
+
+def decisions_of(rows: Result) -> list[StoredDecision]:
+    """The decisions from one of the two statements above."""
+    return [
+        StoredDecision(sequence, digest, text.encode(), bytes(body))
+        for sequence, digest, text, body in rows
+    ]
+
+
+def delete_decisions(sequences: Iterable[int]) -> Statement:
+    """Drop decisions that the journal never held."""
+    return Statement(
+        "DELETE FROM unrewind_decisions WHERE sequence IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(sorted(sequences)).decode(),),
+    )
+
+
+def delete_heads(entities: Iterable[str]) -> Statement:
+    """Drop entity rows that are about to be rebuilt, or that should not exist."""
+    return Statement(
+        "DELETE FROM unrewind_entities WHERE entity IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(sorted(entities)).decode(),),
+    )
+
+
+READ_CONTROL_SEQUENCE = Statement("SELECT coalesce(max(sequence), 0) FROM unrewind_control")
+
+
+def copy_control(entries: Sequence[Entry]) -> Rows:
+    """Byte copies of control entries, from which a lost journal can be healed."""
+    return Rows(
+        "INSERT INTO unrewind_control (sequence, digest, envelope, body) VALUES {rows}"
+        " ON CONFLICT (sequence) DO UPDATE SET digest = excluded.digest,"
+        " envelope = excluded.envelope, body = excluded.body",
+        [
+            (entry.envelope.sequence, bytes.fromhex(entry.digest), entry.text.decode(), entry.body)
+            for entry in entries
+        ],
+    )
+
+
+COUNT_ENTITIES = Statement("SELECT count(*) FROM unrewind_entities")
+
+DIGEST_ROWS = Statement(
+    "SELECT entity, revision, state, data FROM unrewind_entities ORDER BY entity"
+)
+"""What ``state_digest`` is taken over."""
+
+
+def list_entities(kind: str | None, after: str, limit: int) -> Statement:
+    """A page of entities, optionally of one type, as ``heads_of`` takes them."""
+    low, high = ("", "\U0010ffff") if kind is None else (f"{kind}/", f"{kind}0")
+    return Statement(
+        f"SELECT json_group_array({_HEAD_ARRAY}) FROM (SELECT * FROM unrewind_entities"
+        " WHERE entity > ? AND entity >= ? AND entity < ? ORDER BY entity LIMIT ?)",
+        (after, low, high, limit),
+    )
+
+

@@ -1,0 +1,302 @@
+"""The write path: store, then journal, then the answer.
+
+    operations ──► judge ──► store: one transaction ──► journal: one append ──► answers
+
+Everything here runs under the tenant's turn lock, in one thread, against one ``Record``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from journal.acceptance import (
+    Acceptance,
+    Context,
+    Decision,
+    Judged,
+    Operation,
+    Place,
+    View,
+    judge,
+)
+from journal.control import Control, tip_of
+from journal.detection import Finding, Seen, Verdict
+from journal.entry import Entry, admit
+from journal.errors import (
+    ConstraintFailed,
+    Damaged,
+    DiskFailed,
+    EngineError,
+    FenceFailed,
+    FileChanged,
+    HistoryIncomplete,
+    Invalid,
+    JournalUnavailable,
+    Recovering,
+    TransitionRefused,
+    UnrewindError,
+    WriterStopped,
+)
+from journal.lifecycle import Owner
+from journal.log import DECISIONS, Append, Look, Row
+from journal.projection import decided
+from journal.record import Record
+from journal.sql import Rows, Statement
+from journal.standing import LOGGER, close_tenant, compare_heads, examine
+from journal.store import tables
+from journal.store.sqlite import SqliteStore
+from journal.store.tables import Marker
+
+Answer = Acceptance | UnrewindError
+
+_HANDOFF = 500
+_ATTEMPTS = 3
+
+
+class Ready(Struct, frozen=True):
+    """A tenant that may decide: store and journal agree through ``tip``."""
+
+    look: Look
+    control: Control
+    store: SqliteStore
+    marker: Marker
+    tip: Place
+
+
+async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
+    """Judge, commit and journal a batch; one answer or refusal for each operation, in order.
+
+    An acceptance MUST NOT be in the result before its decision is committed in the store *and* the
+    journal holds it and everything it rests on (P1). Answers to known operations and refusals rest
+    on journalled decisions too: the turn begins by handing off whatever an earlier one left. A batch
+    that a constraint of the application refuses is judged again one by one.
+
+    Raises Recovering, JournalUnavailable or WriterStopped when nothing could be decided; a caller
+    that gets one of these repeats the operation ID later and learns its fate.
+    """
+    with record.lock.held():
+        for _ in range(_ATTEMPTS):
+            try:
+                return await _decide(record, await make_ready(record), operations)
+            except FileChanged as error:
+                LOGGER.warning("%s; opening it anew", error)
+                await record.open_files()
+            except FenceFailed as error:
+                LOGGER.warning("the store moved under a batch: %s", error)
+    raise JournalUnavailable("the store is being replaced or moved again and again")
+
+
+async def make_ready(record: Record) -> Ready:
+    """The tenant, compared and with nothing pending.
+
+    Raises Recovering, after closing the tenant where the verdict asks for it, JournalUnavailable or
+    WriterStopped.
+    """
+    record.stop.check()
+    if record.poisoned is not None:
+        raise WriterStopped(record.poisoned)
+    finding, seen = await examine(record)
+    if finding.verdict is Verdict.CRASHED:
+        await hand_off(record, seen)
+        finding, seen = await examine(record)
+    if finding.verdict is Verdict.CLEAN and record.touched():
+        finding = await compare_heads(record, finding)
+    record.finding = finding
+    if finding.verdict is not Verdict.CLEAN:
+        await close_tenant(record, finding)
+        raise Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
+    if record.control is None or record.store is None or seen.marker is None:
+        raise Recovering("store or control went away")
+    authority = record.control.authority
+    if not authority.stage.decides:
+        raise Recovering(
+            f"the tenant's stage is {authority.stage}: {record.control.reason}",
+            stage=str(authority.stage),
+        )
+    tip = tip_of(authority, seen.look.last)
+    return Ready(seen.look, record.control, record.store, seen.marker, tip)
+
+
+async def _decide(
+    record: Record, ready: Ready, operations: Sequence[Operation]
+) -> list[Answer]:
+    if not operations:
+        return []
+    view = await _view(record, ready, operations)
+    context = Context(record.settings.tenant, record.lifecycles, record.clock.now())
+    judged = judge(operations, view, context)
+    if judged.decisions:
+        try:
+            await _commit(record, ready, judged)
+        except ConstraintFailed as error:
+            return await _one_by_one(record, operations, judged, error)
+        await journal_entries(
+            record, [decision.entry for decision in judged.decisions], ready.look
+        )
+    return list(judged.answers)
+
+
+async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -> View:
+    log = record.journal()
+    with _journal_errors():
+        rows = await log.operations([operation.operation for operation in operations])
+        flawed = await log.flawed() if ready.look.flawed else frozenset[str]()
+    statement = tables.read_heads({operation.entity for operation in operations})
+    try:
+        heads = tables.heads_of((await ready.store.read([statement]))[0])
+    except Damaged as error:
+        finding = Finding(Verdict.REPLACED, f"the store is damaged: {error}")
+        await close_tenant(record, finding)
+        raise Recovering(f"the tenant is closed: {finding.detail}") from error
+    known = {row.operation: _known(row) for row in rows}
+    return View(ready.tip, heads, known, flawed)
+
+
+def _known(row: Row) -> Entry | UnrewindError:
+    try:
+        return row.entry()
+    except Invalid as error:
+        return HistoryIncomplete(
+            f"the journal's entry of operation {row.operation} is damaged: {error}",
+            entity=row.entity,
+            revision=row.revision,
+        )
+
+
+async def _commit(record: Record, ready: Ready, judged: Judged) -> None:
+    statements: list[Statement | Rows] = [
+        tables.fence(ready.marker, judged.tip, ready.tip.sequence),
+        *tables.write_decisions(judged.decisions),
+        *project(record, judged.decisions),
+    ]
+    try:
+        await ready.store.batch(statements)
+    except (ConstraintFailed, FenceFailed, FileChanged):
+        raise
+    except DiskFailed as error:
+        raise poison(record, f"the store's commit failed: {error}") from error
+    except EngineError as error:
+        raise JournalUnavailable(f"the store cannot be written: {error}") from error
+    record.saw()
+
+
+def project(record: Record, decisions: Sequence[Decision]) -> Iterator[Statement]:
+    """The statements of the projections of embedded types, in the decisions' order."""
+    for decision in decisions:
+        if decision.owner is Owner.EMBEDDED:
+            kind = decision.entry.envelope.entity.partition("/")[0]
+            yield from record.projections[kind].apply(decided(decision))
+
+
+async def _one_by_one(
+    record: Record, operations: Sequence[Operation], judged: Judged, error: ConstraintFailed
+) -> list[Answer]:
+    """Give each operation a batch of its own, so that only the one at fault is refused."""
+    if len(operations) == 1:
+        if judged.decisions[0].owner is Owner.EMBEDDED:
+            entity = operations[0].entity
+            return [
+                TransitionRefused(
+                    f"{entity}: the application's own constraint refused it: {error}",
+                    entity=entity,
+                    constraint=str(error),
+                )
+            ]
+        finding = Finding(Verdict.REPLACED, f"the store contradicts itself: {error}")
+        await close_tenant(record, finding)
+        raise Recovering(f"the tenant is closed: {finding.detail}")
+    answers: list[Answer] = []
+    for operation in operations:
+        try:
+            answers.extend(await turn(record, [operation]))
+        except UnrewindError as fault:
+            answers.append(fault)
+    return answers
+
+
+async def journal_entries(record: Record, entries: Sequence[Entry], look: Look) -> None:
+    """Append decisions that the store has committed. Until this returns they are obligations.
+
+    Raises JournalUnavailable (they stay pending), WriterStopped, or Recovering when another decision
+    already stands at one of their places.
+    """
+    append = Append(entries=[(DECISIONS, entry) for entry in entries])
+    try:
+        await record.journal().append(append, look)
+    except ConstraintFailed as error:
+        finding = Finding(Verdict.FORKED, f"the journal holds another decision there: {error}")
+        await close_tenant(record, finding)
+        raise Recovering(f"the tenant is closed: {finding.detail}", verdict="forked") from error
+    except DiskFailed as error:
+        raise poison(record, f"the journal's commit failed: {error}") from error
+    except EngineError as error:
+        raise JournalUnavailable(
+            f"the decision is committed but not yet in the journal: {error}"
+        ) from error
+
+
+async def hand_off(record: Record, seen: Seen) -> None:
+    """Append the decisions that a crash left in the store alone; identical bytes, in order."""
+    if record.store is None or record.control is None or seen.marker is None:
+        return
+    tip = tip_of(record.control.authority, seen.look.last)
+    look = seen.look
+    after = tip.sequence
+    while after < seen.marker.place.sequence:
+        rows = (await record.store.read([tables.read_decisions(after, _HANDOFF)]))[0]
+        stored = tables.decisions_of(rows)
+        if not stored or stored[0].sequence != after + 1:
+            finding = Finding(
+                Verdict.REPLACED, f"the store lacks its own decision at sequence {after + 1}"
+            )
+            await close_tenant(record, finding)
+            raise Recovering(f"the tenant is closed: {finding.detail}")
+        entries = [admit(decision.text, decision.body) for decision in stored]
+        await journal_entries(record, entries, look)
+        look = await record.look()
+        after = stored[-1].sequence
+    LOGGER.info("handed off the decisions through sequence %d", after)
+
+
+async def settle(record: Record) -> None:
+    """Bring the handed-off watermark and the store's copy of control up to date; idle-time work.
+
+    Does nothing in a tenant that may not decide.
+    """
+    with record.lock.held():
+        ready = await make_ready(record)
+        copied = (await ready.store.read([tables.READ_CONTROL_SEQUENCE]))[0][0][0]
+        missing = ready.control.sequence > copied
+        if ready.marker.journalled >= ready.tip.sequence and not missing:
+            return
+        statements: list[Statement | Rows] = [
+            tables.fence(ready.marker, ready.marker.place, ready.tip.sequence)
+        ]
+        if missing:
+            rows = await record.journal().control()
+            statements.append(tables.copy_control([row.entry() for row in rows]))
+        try:
+            await ready.store.batch(statements)
+        except DiskFailed as error:
+            raise poison(record, f"the store's commit failed: {error}") from error
+        record.saw()
+
+
+def poison(record: Record, reason: str) -> WriterStopped:
+    """Stop this process's writer for good: what the disk did with the commit is unknown."""
+    record.poisoned = reason
+    LOGGER.critical("no more acknowledgements from this process: %s", reason)
+    return WriterStopped(reason)
+
+
+@contextmanager
+def _journal_errors() -> Iterator[None]:
+    try:
+        yield
+    except FileChanged:
+        raise
+    except EngineError as error:
+        raise JournalUnavailable(f"the journal cannot be read: {error}") from error
