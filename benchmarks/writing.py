@@ -1,7 +1,6 @@
 """S3 and S4: what it costs to write decisions in process."""
 
-from collections.abc import Iterator
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import floors, material, ours, peer
@@ -21,14 +20,17 @@ OUR_WARM_UP = 10_000
 def accept_in_flight(context: Context) -> Result:
     """S3: `accept` with 512 in flight, against the peer's decisions one after the other.
 
-    Both sides start from a file in which every entity has its first decision, and their files grow
-    from round to round. Ours is given more decisions than the peer, of the same kind, so that both
-    run for seconds.
+    Every run has a new file in which each entity has its first decision. Ours is given more
+    decisions than the peer, of the same kind and in the same order, so that both run for seconds.
     """
-    pairs, also = _accepted(context, ENTITIES, plain=True)
+    pairs = _accepted(context, ENTITIES)
     many = context.size(MANY_ENTITIES, MANY_ENTITIES // 10)
-    more, _ = _accepted(context, many, plain=False)
-    also.append(Figure(f"the peer over {many:,} entities", "decisions/s", more.theirs))
+    more = _accepted(replace(context, rounds=min(context.rounds, 3)), many)
+    uncached = [_peer_rate(context, ENTITIES, cached=False) for _ in range(2)]
+    also = [
+        Figure("the peer without its aggregate cache (its default)", "decisions/s", uncached),
+        Figure(f"the peer over {many:,} entities", "decisions/s", more.theirs),
+    ]
     if more.reason is None:
         also.append(Figure(f"ours over {many:,} entities", "decisions/s", more.ours))
         also.append(Figure(f"the ratio over {many:,} entities", "", more.ratios))
@@ -57,35 +59,33 @@ def import_in_batches(context: Context) -> Result:
     return Result("decisions/s", pairs, notes=source.notes)
 
 
-def _accepted(context: Context, entities: int, *, plain: bool) -> tuple[Pairs, list[Figure]]:
-    opening = Slice(0, entities, entities, sweep=True)
-    peer_count, our_count = context.size(10_000, 2000), context.size(60_000, 10_000)
-    also: list[Figure] = []
+def _accepted(context: Context, entities: int) -> Pairs:
+    return context.pairs(
+        lambda: _peer_rate(context, entities, cached=True), lambda: _our_rate(context, entities)
+    )
+
+
+def _peer_rate(context: Context, entities: int, *, cached: bool) -> float:
+    measured = context.size(10_000, 2000)
+    given = Slice(entities, PEER_WARM_UP + measured, entities)
     with context.folder() as folder:
-        database, data = folder / "peer.db", folder / "data"
-        isolated(peer.fill, database, opening)
-        peer_slices = _slices(entities, PEER_WARM_UP + peer_count)
-        our_slices = _slices(entities, OUR_WARM_UP + our_count)
-
-        def theirs(*, cached: bool = True) -> float:
-            given = next(peer_slices)
-            return peer_count / isolated(peer.decide, database, given, PEER_WARM_UP, cached=cached)
-
-        def mine() -> float:
-            if not data.exists():
-                isolated(material.import_slice, data, opening)
-            return our_count / isolated(_accept, data, next(our_slices))
-
-        pairs = context.pairs(theirs, mine)
-        if plain:
-            label = "the peer without its aggregate cache (its default)"
-            also.append(Figure(label, "decisions/s", [theirs(cached=False) for _ in range(2)]))
-    return pairs, also
+        database = folder / "peer.db"
+        isolated(peer.fill, database, _opening(entities))
+        return measured / isolated(peer.decide, database, given, PEER_WARM_UP, cached=cached)
 
 
-def _slices(entities: int, size: int) -> Iterator[Slice]:
-    """Successive runs of decisions, after those that open the entities."""
-    return (Slice(entities + number * size, size, entities) for number in count())
+def _our_rate(context: Context, entities: int) -> float:
+    measured = context.size(60_000, 10_000)
+    given = Slice(entities, OUR_WARM_UP + measured, entities)
+    with context.folder() as folder:
+        data = folder / "data"
+        isolated(material.import_slice, data, _opening(entities))
+        return measured / isolated(_accept, data, given)
+
+
+def _opening(entities: int) -> Slice:
+    """The first decision of each entity."""
+    return Slice(0, entities, entities, sweep=True)
 
 
 def _accept(data: Path, decisions: Slice) -> float:

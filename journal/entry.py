@@ -128,18 +128,14 @@ def seal(envelope: Envelope, body: bytes) -> Entry:
 
 
 def read(text: bytes, body: bytes) -> Entry:
-    """Read stored or foreign bytes as an entry, checking format and body but not the field rules.
+    """Read stored bytes as an entry and check that the body is the one it names.
 
-    Unknown fields of a later version stay in ``text`` and under the digest. Raises Invalid when the
-    text is not an envelope in canonical form or the body is not the one it names.
+    Unknown fields of a later version stay in ``text`` and under the digest. Raises Invalid.
     """
     try:
         envelope = _decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         envelope = _read_later(text, str(error))
-    else:
-        if _encode(envelope) != text:
-            raise Invalid("the envelope is not in RFC 8785 form")
     wanted = envelope.body
     if len(body) != wanted.size or sha256(body).hexdigest() != wanted.sha256:
         raise Invalid("the body is not the one that the envelope names")
@@ -175,9 +171,11 @@ def _known(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
 
 
 def admit(text: bytes, body: bytes) -> Entry:
-    """Read an entry that a caller sealed: ``read`` and every field rule. Raises Invalid."""
+    """Read foreign bytes: version 1, RFC 8785 form, every field rule. Raises Invalid."""
     entry = read(text, body)
     check(entry.envelope)
+    if _encode(entry.envelope) != text:
+        raise Invalid("the envelope is not in RFC 8785 form")
     return entry
 
 

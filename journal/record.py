@@ -68,9 +68,7 @@ class Record:
         self.finding = Finding(Verdict.CLOSED, "not looked at yet")
         self.poisoned: str | None = None
         self.stamp: Stamp | None = None
-        self.shared = False
-        self._left_wal = True
-        self._found_as: Stamp | None = None
+        self._trusted = False
         self._presence: Presence | None = None
 
     # Opening and closing.
@@ -85,12 +83,10 @@ class Record:
         for path in (settings.store_file, settings.journal_file):
             if not settings.allow_network_filesystem:
                 check_filesystem(path.parent)
-        self.shared = _someone_has(settings.beside("presence"))
-        self._found_as = stamp_of(settings.store_file)
-        self._left_wal = settings.store_file.with_name(settings.store_file.name + "-wal").exists()
+        companion = _someone_has(settings.beside("presence"))
         self._presence = Presence(settings.beside("presence"))
         if self.read_only:
-            await self.open_files()
+            await self.open_files(companion=companion)
             return
         with self.lock.held():
             if not settings.journal_file.exists() and not settings.store_file.exists():
@@ -100,13 +96,20 @@ class Record:
                         "`unrewind serve` or `unrewind import` founds one"
                     )
                 await self._found()
-            await self.open_files()
+            await self.open_files(companion=companion)
             await self._finish_founding()
 
-    async def open_files(self) -> None:
-        """Open what is there, letting go of what was open before."""
+    async def open_files(self, *, companion: bool = False) -> None:
+        """Open what is there, letting go of what was open before.
+
+        ``companion`` says that another process has the tenant open and watches its files.
+        """
         await self.close_files()
         settings = self.settings
+        found = stamp_of(settings.store_file)
+        wal = settings.store_file.with_name(settings.store_file.name + "-wal")
+        settled = companion or not wal.exists()
+        self._trusted = settled and found is not None and read_seen(self.seen_file) == found
         if settings.journal_file.exists():
             with contextlib.suppress(Unreachable, Damaged):
                 self.log = SqliteLog(settings.journal_file, read_only=self.read_only)
@@ -116,7 +119,8 @@ class Record:
                 if not self.read_only:
                     self._create_tables(self.store)
         self.control = None
-        self.stamp = None
+        # Opening may itself write to the file; what was trusted before it still is.
+        self.stamp = stamp_of(settings.store_file) if self._trusted else None
 
     def _create_tables(self, store: SqliteStore) -> None:
         for projection in self.projections.values():
@@ -187,7 +191,7 @@ class Record:
             await self.close_files()
             stamp = stamp_of(path)
             if stamp is not None:
-                _write_seen(self.seen_file, stamp)
+                write_seen(self.seen_file, stamp)
 
     async def close(self) -> None:
         """Let go of everything. A lock that cannot be had leaves the files to the next opener."""
@@ -306,7 +310,7 @@ class Record:
         now = self.store.stamp()
         if self.stamp == now:
             return False
-        if _read_seen(self.seen_file) == now:
+        if read_seen(self.seen_file) == now:
             self.stamp = now
             return False
         return True
@@ -318,11 +322,11 @@ class Record:
         now = self.store.stamp()
         if now != self.stamp:
             self.stamp = now
-            _write_seen(self.seen_file, now)
+            write_seen(self.seen_file, now)
 
     def stopped_clean(self) -> bool:
-        """Whether the file is the one that the last clean stop, or a live companion, left."""
-        return (self.shared or not self._left_wal) and _read_seen(self.seen_file) == self._found_as
+        """Whether the file is as the last clean stop, a restore, or a live companion left it."""
+        return self._trusted and not self.touched()
 
 
 def _has_content(path: Path) -> bool:
@@ -344,14 +348,16 @@ def _someone_has(path: Path) -> bool:
     return False
 
 
-def _read_seen(path: Path) -> Stamp | None:
+def read_seen(path: Path) -> Stamp | None:
+    """The stamp that ``write_seen`` left; None when there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Stamp)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _write_seen(path: Path, stamp: Stamp) -> None:
+def write_seen(path: Path, stamp: Stamp) -> None:
+    """Remember a store file's stamp beside the journal: it was written by us and is consistent."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         aside.write_bytes(msgspec.json.encode(stamp))

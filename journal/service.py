@@ -40,7 +40,6 @@ LOGGER = logging.getLogger("unrewind")
 MAX_ITEMS = 1000
 _PENDING_TRIES = 200
 _PENDING_PAUSE = 0.01
-_LOOK_AGAIN = 1.0
 
 
 class Journal:
@@ -54,7 +53,6 @@ class Journal:
         self._read_thread = Worker()
         self._writer = Writer(self._writing, self._write_thread)
         self._control: Control | None = None
-        self._looked = 0.0
 
     # Decisions.
 
@@ -144,16 +142,15 @@ class Journal:
 
         Raises ControlUnreadable or JournalUnavailable: then nobody can be let in.
         """
-        control = self._control or await self._look_at_control()
-        token = authenticate(control, presented)
-        if token is None and asyncio.get_running_loop().time() - self._looked > _LOOK_AGAIN:
-            token = authenticate(await self._look_at_control(), presented)
-        return token
+        if self._control is not None:
+            token = authenticate(self._control, presented)
+            if token is not None:
+                return token
+        return authenticate(await self._look_at_control(), presented)
 
     async def _look_at_control(self) -> Control:
-        self._looked = asyncio.get_running_loop().time()
         self._control = None
-        self._control = await self.read(Record.read_control)
+        self._control = await self.read(_current_control)
         return self._control
 
     async def create_token(self, role: Role, name: str, principal: str | None = None) -> str:
@@ -232,6 +229,10 @@ async def _reopening(
 
 async def _detect(record: Record, deep: bool) -> Finding:  # noqa: FBT001 - passed by position
     return await detect(record, deep=deep)
+
+
+async def _current_control(record: Record) -> Control:
+    return await record.current_control(await record.look())
 
 
 async def _stopped_clean(record: Record) -> bool:

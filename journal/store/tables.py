@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from journal.acceptance import Decision, EntityHead, Place, head_after
 from journal.entry import Entry
+from journal.log import Row
 from journal.sql import Result, Rows, Statement
 
 FORMAT = 1
@@ -196,6 +197,21 @@ def write_decisions(decisions: Sequence[Decision]) -> list[Rows]:
         insert_decisions([decision.entry for decision in decisions]),
         upsert_heads(heads.values()),
     ]
+
+
+def write_heads(decisions: Sequence[Decision]) -> list[Rows]:
+    """Each entity's row after its last decision, without the decisions' bytes."""
+    heads = {decision.entry.envelope.entity: head_after(decision) for decision in decisions}
+    return [upsert_heads(heads.values())]
+
+
+def keep_decisions(rows: Sequence[Row]) -> Rows:
+    """Keep journal entries' bytes as they are, unjudged."""
+    return Rows(
+        "INSERT INTO unrewind_decisions (sequence, digest, envelope, body) VALUES {rows}"
+        " ON CONFLICT (sequence) DO NOTHING",
+        [(row.sequence, bytes.fromhex(row.digest), row.text.decode(), row.body) for row in rows],
+    )
 
 
 def read_decisions(after: int, limit: int) -> Statement:

@@ -1,0 +1,134 @@
+"""Replay: from journal entries to the store's rows, deciding nothing.
+
+Pure. A replay applies recorded outcomes: the state that the envelope names, and the data that the
+bodies merge to, which must hash to the recorded value. What does not is *divergent*; it and every
+flaw of a chain stop their entity and nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from journal.acceptance import Decision, EntityHead, head_after
+from journal.data import EMPTY, after, hash_of
+from journal.entry import Entry
+from journal.errors import Invalid
+from journal.history import Flaw, Head, follows, link_of
+from journal.lifecycle import Lifecycle, Owner
+from journal.log import FlawRow, Row
+
+
+class Stop(Struct, frozen=True):
+    """Where an entity's replay ended before its last entry, and why."""
+
+    entity: str
+    flaw: Flaw
+    revision: int
+    through: int
+    detail: str
+
+
+class Replay:
+    """Replays rows in order over heads that the caller loads, page by page.
+
+    ``heads`` are the entities' rows as they will stand; ``stops`` the entities that ended early,
+    with how many later entries each holds back.
+    """
+
+    def __init__(self, lifecycles: Mapping[str, Lifecycle]) -> None:
+        self.heads: dict[str, EntityHead] = {}
+        self.stops: dict[str, Stop] = {}
+        self.held: dict[str, int] = {}
+        self._owners = {kind: lifecycle.owner for kind, lifecycle in lifecycles.items()}
+
+    def load(self, heads: Mapping[str, EntityHead]) -> None:
+        """Start these entities from their rows in the store."""
+        self.heads.update(heads)
+
+    def forget(self) -> None:
+        """Let go of the heads of a page that is committed; memory stays flat."""
+        self.heads.clear()
+
+    def run(self, rows: Iterable[Row]) -> list[Decision]:
+        """The decisions that these rows add, in order."""
+        decisions: list[Decision] = []
+        for row in rows:
+            if row.entity in self.stops:
+                self.held[row.entity] += 1
+                continue
+            try:
+                decision = self._apply(row)
+            except _Flawed as fault:
+                self.stop(row.entity, fault.flaw, row.revision, fault.detail)
+                continue
+            self.heads[row.entity] = head_after(decision)
+            decisions.append(decision)
+        return decisions
+
+    def stop(self, entity: str, flaw: Flaw, revision: int, detail: str) -> None:
+        """End an entity's replay before ``revision``."""
+        head = self.heads.get(entity)
+        through = 0 if head is None else min(head.revision, revision - 1)
+        self.stops[entity] = Stop(entity, flaw, revision, through, detail)
+        self.held[entity] = 1
+
+    def flaws(self, since: str) -> list[FlawRow]:
+        """The stops as the journal's index of incomplete histories keeps them."""
+        return [
+            FlawRow(
+                entity=stop.entity,
+                flaw=stop.flaw,
+                first=stop.revision,
+                last=stop.revision,
+                digests=(),
+                durable_through=stop.through,
+                holds=self.held[stop.entity],
+                since=since,
+                detail=stop.detail,
+            )
+            for stop in self.stops.values()
+        ]
+
+    def _apply(self, row: Row) -> Decision:
+        try:
+            entry = row.entry()
+        except Invalid as error:
+            raise _Flawed(Flaw.MISMATCH, f"{_at(row)}: {error.detail}") from None
+        head = self.heads.get(row.entity)
+        flaw = follows(_head(head), link_of(entry.envelope, entry.digest))
+        if flaw is not None:
+            stands = 0 if head is None else head.revision
+            raise _Flawed(flaw, f"{_at(row)} does not continue revision {stands}: {flaw}")
+        data = _data_after(row, head, entry)
+        owner = self._owners.get(row.entity.partition("/")[0], Owner.MANAGED)
+        return Decision(entry, data, owner)
+
+
+class _Flawed(Exception):  # noqa: N818 - control flow inside this module, never seen outside
+    def __init__(self, flaw: Flaw, detail: str) -> None:
+        self.flaw = flaw
+        self.detail = detail
+        super().__init__(detail)
+
+
+def _at(row: Row) -> str:
+    return f"{row.entity} revision {row.revision} (sequence {row.sequence}, {row.digest[:12]})"
+
+
+def _head(head: EntityHead | None) -> Head:
+    return Head() if head is None else Head(head.revision, head.history, head.digest)
+
+
+def _data_after(row: Row, head: EntityHead | None, entry: Entry) -> bytes:
+    before = EMPTY if head is None else head.data.encode()
+    try:
+        data = after(before, entry.body, entry.envelope.body.type)
+    except Invalid as error:
+        raise _Flawed(Flaw.DIVERGENT, f"{_at(row)}: {error.detail}") from None
+    if hash_of(data) != entry.envelope.outcome.data:
+        raise _Flawed(
+            Flaw.DIVERGENT, f"{_at(row)}: the replay does not reproduce the recorded data"
+        )
+    return data

@@ -1,0 +1,464 @@
+"""Verification: every byte of the journal hashed anew, every chain walked, the store compared.
+
+Memory stays flat: entries are read in the order of the unique index (entity, revision, history), and
+only one entity is held at a time. Large journals are split by entity over two processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from journal import history as histories
+from journal.control import ControlUnreadable
+from journal.detection import Verdict, differing_heads
+from journal.entry import Predecessor, read
+from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable
+from journal.history import Flaw, Head, Link
+from journal.log import FIRST_FLAW
+from journal.record import Record
+from journal.settings import Settings
+from journal.sql import Statement
+from journal.sqlite import Database
+from journal.store import tables
+from journal.worker import drive
+
+PARALLEL_FROM = 20_000
+MAX_FINDINGS = 10_000
+_REPORT_EVERY = 20_000
+_CALLER = "caller/"
+
+Progress = Callable[[int, int, str], None]
+
+_WALK = (
+    "SELECT position, stream, sequence, history, entity, revision, operation, digest,"
+    " CAST(envelope AS BLOB), body FROM entries WHERE entity >= ? AND entity < ?"
+    " ORDER BY entity, revision, history"
+)
+_END = "\U0010ffff"
+
+
+class Finding(Struct, frozen=True):
+    """One thing that is wrong, with its place."""
+
+    kind: str
+    detail: str
+    entity: str | None = None
+    revision: int | None = None
+    position: int | None = None
+    sequence: int | None = None
+
+
+class Report(Struct, frozen=True):
+    """What verification found.
+
+    ``verdict`` is `clean`, the verdict of the comparison between store and journal, or the worst
+    kind among the findings. ``state_digest`` is over the store's rows (None: no readable store).
+    """
+
+    verdict: str
+    entries: int
+    entities: int
+    findings: list[Finding]
+    state_digest: str | None
+
+
+class Walked(Struct, frozen=True):
+    """What one walk over a range of entities found."""
+
+    entries: int
+    entities: int
+    findings: list[Finding]
+
+
+class _BodyFields(Struct):
+    sha256: str
+    size: int
+
+
+class _Fields(Struct):
+    """The envelope's fields that verification needs; the digest vouches for the rest."""
+
+    entity: str
+    history: str
+    operation: str
+    revision: int
+    tenant: str
+    body: _BodyFields
+    predecessor: Predecessor | None
+    sequence: int | None
+
+
+_decode = msgspec.json.Decoder(_Fields).decode
+
+
+def _nothing(_done: int, _total: int, _what: str) -> None:
+    """No progress shown."""
+
+
+def walk(
+    path: Path, tenant: str, low: str = "", high: str = _END, progress: Progress = _nothing
+) -> Walked:
+    """Check every entry of the entities in [low, high): digest, columns, body, chain."""
+    database = Database(path, read_only=True)
+    try:
+        return _walk(database, tenant, low, high, progress)
+    finally:
+        database.close()
+
+
+def _walk(database: Database, tenant: str, low: str, high: str, progress: Progress) -> Walked:
+    findings: list[Finding] = []
+    entries = entities = 0
+    entity = ""
+    links: list[Link] = []
+    sound = True
+    last_digest, last_history, last_revision = b"", b"", 0
+    for row in database.stream(Statement(_WALK, (low, high))):
+        position, stream, sequence, history, name, revision, operation, digest, text, body = row
+        entries += 1
+        if name != entity:
+            if not sound:
+                findings.extend(_chain_findings(entity, links))
+            entity, links, sound = name, [], True
+            last_digest, last_history, last_revision = b"", b"", 0
+            entities += stream != "control"
+        fault = None
+        fields: Any = None
+        if sha256(b"\0" + text).digest() != digest:
+            fault = "the envelope does not hash to the stored digest"
+        else:
+            try:
+                fields = _decode(text)
+            except msgspec.MsgspecError as error:
+                fault = f"not an envelope: {error}"
+        if fields is not None:
+            wanted = fields.body
+            if len(body) != wanted.size or sha256(body).hexdigest() != wanted.sha256:
+                fault = "the body is not the one that the envelope names"
+            elif (
+                fields.entity != name
+                or fields.revision != revision
+                or fields.operation != operation
+                or fields.sequence != sequence
+                or fields.tenant != tenant
+                or bytes.fromhex(fields.history) != history
+            ):
+                fault = "the indexed columns do not repeat the envelope"
+        if fault is not None:
+            findings.append(
+                Finding(Flaw.MISMATCH, f"{name} revision {revision} at position {position}: "
+                        f"{fault}", name, revision, position, sequence)
+            )
+        before = None if fields is None else fields.predecessor
+        if sound:
+            sound = fields is not None and revision == last_revision + 1 and (
+                (before is None and revision == 1)
+                or (
+                    before is not None
+                    and bytes.fromhex(before.digest) == last_digest
+                    and bytes.fromhex(before.history) == last_history
+                )
+            )
+            if not sound:
+                links = _links_so_far(last_revision, last_history, last_digest)
+            last_digest, last_history, last_revision = digest, history, revision
+        if not sound:
+            links.append(Link(revision, history.hex(), digest.hex(), before))
+        if entries % _REPORT_EVERY == 0:
+            progress(entries, 0, "entries verified")
+    if not sound:
+        findings.extend(_chain_findings(entity, links))
+    return Walked(entries, entities, findings)
+
+
+def _links_so_far(revision: int, history: bytes, digest: bytes) -> list[Link]:
+    """The continuous part before a break, as the head that the rest is examined from."""
+    return [Link(revision, history.hex(), digest.hex(), None)] if revision else []
+
+
+def _chain_findings(entity: str, links: list[Link]) -> Iterator[Finding]:
+    start = Head()
+    rest = links
+    if links and links[0].predecessor is None and links[0].revision >= 1:
+        first = links[0]
+        start, rest = Head(first.revision, first.history, first.digest), links[1:]
+    chain = histories.examine(rest, start)
+    for found in chain.breaks:
+        where = (
+            f"revision {found.first}"
+            if found.first == found.last
+            else f"revisions {found.first} to {found.last}"
+        )
+        digests = f" ({', '.join(found.digests)})" if found.digests else ""
+        yield Finding(str(found.flaw), f"{entity}: {where}: {found.flaw}{digests}", entity,
+                      found.first)
+
+
+def verify(settings: Settings, progress: Progress | None = None) -> Report:
+    """Verify one tenant's journal and compare its store; works beside a live server or with none.
+
+    Raises Refused when there is no tenant, JournalUnavailable when the journal cannot be opened.
+    """
+    show = progress or _nothing
+    record = Record(settings, read_only=True)
+    try:
+        drive(record.open())
+        return _verify(record, show)
+    finally:
+        drive(record.close())
+
+
+def _verify(record: Record, show: Progress) -> Report:
+    settings = record.settings
+    finding, _ = drive(record.examine())
+    if record.log is None:
+        findings = [Finding("truncated", "the journal is missing or not readable")]
+        return Report(str(finding.verdict), 0, 0, findings, _state_digest(record))
+    try:
+        walked = verify_journal(settings.journal_file, settings.tenant, show)
+        findings = [*walked.findings, *_order_findings(record), *_known_flaws(record)]
+    except Damaged as error:
+        findings = [Finding(Flaw.MISMATCH, f"the journal's file is damaged: {error}")]
+        return Report(str(Flaw.MISMATCH), 0, 0, findings, _state_digest(record))
+    findings += _control_findings(record)
+    findings += _store_findings(record)
+    if not finding.verdict.sound:
+        findings.append(Finding(str(finding.verdict), finding.detail))
+    verdict = str(Verdict.CLEAN)
+    if not finding.verdict.sound:
+        verdict = str(finding.verdict)
+    elif findings:
+        verdict = min((item.kind for item in findings), key=_severity)
+    return Report(
+        verdict, walked.entries, walked.entities, findings[:MAX_FINDINGS], _state_digest(record)
+    )
+
+
+_ORDER = ("mismatch", "truncated", "fork", "gap", "orphan")
+
+
+def _severity(kind: str) -> int:
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+
+def verify_journal(path: Path, tenant: str, progress: Progress = _nothing) -> Walked:
+    """Walk the whole journal, over two processes when it is large."""
+    database = Database(path, read_only=True)
+    try:
+        total = database.read([Statement("SELECT count(*) FROM entries")])[0][0][0]
+        middle = None
+        if total >= PARALLEL_FROM:
+            half = Statement(
+                "SELECT entity FROM entries ORDER BY entity LIMIT 1 OFFSET ?", (total // 2,)
+            )
+            middle = database.read([half])[0][0][0]
+    finally:
+        database.close()
+    if middle is None:
+        return walk(path, tenant, progress=lambda done, _, what: progress(done, total, what))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        other = pool.submit(walk, path, tenant, middle, _END)
+        mine = walk(
+            path,
+            tenant,
+            "",
+            middle,
+            lambda done, _, what: progress(2 * done, total, what),
+        )
+        theirs = other.result()
+    progress(total, total, "entries verified")
+    return Walked(
+        mine.entries + theirs.entries,
+        mine.entities + theirs.entities,
+        [*mine.findings, *theirs.findings],
+    )
+
+
+def _order_findings(record: Record) -> list[Finding]:
+    """Holes in the positions, and in the sequences of each order."""
+    database = _log(record)
+    findings = []
+    count, last = database.read(
+        [Statement("SELECT count(*), coalesce(max(position), 0) FROM entries")]
+    )[0][0]
+    if count != last:
+        findings += _holes(
+            database,
+            "SELECT position AS at, lag(position, 1, 0) OVER (ORDER BY position) AS before"
+            " FROM entries",
+            "position",
+        )
+    counts = database.read(
+        [
+            Statement(
+                "SELECT stream, lower(hex(history)), count(*), min(sequence), max(sequence)"
+                " FROM entries WHERE stream IN ('decisions', 'control')"
+                " AND sequence IS NOT NULL GROUP BY stream, history"
+            )
+        ]
+    )[0]
+    firsts = {} if record.control is None else {
+        item.history: item.first for item in record.control.histories
+    }
+    for stream, history, number, least, most in counts:
+        if stream == "control":
+            continue
+        first = firsts.get(history, least)
+        if most - first + 1 != number:
+            findings += _holes(
+                database,
+                "SELECT sequence AS at, lag(sequence, 1, ?) OVER (ORDER BY sequence) AS before"
+                " FROM entries WHERE stream = 'decisions' AND history = ?",
+                "sequence",
+                first - 1,
+                bytes.fromhex(history),
+            )
+    return findings
+
+
+def _holes(database: Database, query: str, what: str, *parameters: Any) -> list[Finding]:
+    rows = database.read(
+        [Statement(f"SELECT before, at FROM ({query}) WHERE at > before + 1 LIMIT 1000", parameters)]
+    )[0]
+    return [
+        Finding(
+            str(Flaw.GAP),
+            f"{what} {before + 1} is missing"
+            if at == before + 2  # noqa: PLR2004 - exactly one is missing
+            else f"{what}s {before + 1} to {at - 1} are missing",
+            position=before + 1 if what == "position" else None,
+            sequence=before + 1 if what == "sequence" else None,
+        )
+        for before, at in rows
+    ]
+
+
+def _known_flaws(record: Record) -> list[Finding]:
+    """What the journal's own index holds and a walk cannot see: rivals and refused projections."""
+    if record.log is None:
+        return []
+    shown = {Flaw.FORK, Flaw.PROJECTION, Flaw.DIVERGENT}
+    return [
+        Finding(str(flaw.flaw), flaw.detail, flaw.entity, flaw.first)
+        for flaw in drive(record.log.flaws(None, FIRST_FLAW, MAX_FINDINGS))
+        if flaw.flaw in shown
+    ]
+
+
+def _control_findings(record: Record) -> list[Finding]:
+    try:
+        look = drive(record.look())
+        drive(record.current_control(look))
+    except (ControlUnreadable, JournalUnavailable) as error:
+        return [Finding(str(Verdict.CLOSED), error.detail)]
+    if record.store is None:
+        return []
+    try:
+        copied = record.store.database.read([tables.READ_CONTROL_SEQUENCE])[0][0][0]
+    except EngineError:
+        return []
+    if copied > look.control:
+        return [
+            Finding(
+                str(Flaw.TRUNCATED),
+                f"the store has control entries through {copied}, the journal through "
+                f"{look.control}",
+            )
+        ]
+    return []
+
+
+def _store_findings(record: Record) -> list[Finding]:
+    """Where the store knows better, and rows or bytes that are not the journal's."""
+    if record.store is None or record.log is None:
+        return []
+    try:
+        findings = _byte_findings(record)
+        flawed = drive(record.log.flawed())
+        for item in drive(differing_heads(record.store, record.log, flawed)):
+            findings.append(
+                Finding(
+                    "head",
+                    f"{item.entity}: the store is at revision {item.store}, "
+                    f"the journal at {item.journal}, or their data differ",
+                    item.entity,
+                    item.store,
+                )
+            )
+    except (Damaged, Invalid) as error:
+        return [Finding(str(Verdict.REPLACED), f"the store is damaged: {error}")]
+    return findings
+
+
+def _byte_findings(record: Record) -> list[Finding]:
+    """The store's own copies: hashed anew, and held against the journal's digests."""
+    if record.store is None:
+        return []
+    marker = drive(record.marker())
+    last = drive(record.look()).last
+    top = 0 if last is None else last.sequence
+    findings: list[Finding] = []
+    query = Statement(
+        "SELECT sequence, digest, CAST(envelope AS BLOB), body FROM unrewind_decisions"
+        " ORDER BY sequence"
+    )
+    for sequence, digest, text, body in record.store.database.stream(query):
+        fault = None
+        try:
+            if bytes.fromhex(read(bytes(text), bytes(body)).digest) != digest:
+                fault = "its copy does not hash to its digest"
+        except Invalid as error:
+            fault = f"its copy: {error.detail}"
+        if fault is not None:
+            findings.append(
+                Finding(Flaw.MISMATCH, f"store, sequence {sequence}: {fault}", sequence=sequence)
+            )
+        if len(findings) >= MAX_FINDINGS:
+            break
+    if marker is not None and marker.journalled > top:
+        known = {item.first - 1 for item in record.control.histories} if record.control else set()
+        if marker.journalled not in known:
+            findings.append(
+                Finding(
+                    Flaw.TRUNCATED,
+                    f"the store handed off through sequence {marker.journalled}, "
+                    f"the journal ends at {top}",
+                    sequence=top + 1,
+                )
+            )
+    return findings
+
+
+def _log(record: Record) -> Database:
+    if record.log is None:
+        raise JournalUnavailable
+    return record.log.database
+
+
+def _state_digest(record: Record) -> str | None:
+    return None if record.store is None else state_digest(record.store.database)
+
+
+def state_digest(store: Database) -> str | None:
+    """SHA-256 over the store's rows at their durable boundaries, one line each, sorted by entity.
+
+    A line is entity, revision, state and the SHA-256 of the data as stored, tab-separated. None
+    when the store cannot be read.
+    """
+    digest = sha256()
+    try:
+        for entity, revision, state, data in store.stream(tables.DIGEST_ROWS):
+            hashed = sha256(str(data).encode()).hexdigest()
+            digest.update(f"{entity}\t{revision}\t{state}\t{hashed}\n".encode())
+    except EngineError:
+        return None
+    return digest.hexdigest()

@@ -1,0 +1,37 @@
+"""Fixtures that every folder of tests shares: a tenant over real files, verified when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import journal
+from tests.support.tenants import Tenant, make_settings
+from tests.support.whole import verify_files
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> journal.Settings:
+    """Settings with a lifecycle for each owner: document, case, account, contract."""
+    return make_settings(tmp_path)
+
+
+@pytest.fixture
+def tenant(settings: journal.Settings) -> Iterator[Tenant]:
+    """A founded tenant, driven in this thread."""
+    made = Tenant(settings)
+    try:
+        yield made
+        made.finish()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+async def service(settings: journal.Settings) -> AsyncIterator[journal.Journal]:
+    """A founded tenant inside the event loop, as a server has it."""
+    async with journal.open(settings) as made:
+        yield made
+    assert verify_files(settings) == []
