@@ -21,6 +21,7 @@ from journal.entry import (
     Outcome,
     Predecessor,
     body_of,
+    check_entity,
     check_name,
     check_string,
     seal,
@@ -88,7 +89,7 @@ class Place(Struct, frozen=True):
     digest: str
 
 
-class EntityHead(Struct, frozen=True):
+class EntityHead(Struct, frozen=True, array_like=True):
     """An entity as the store holds it after its last decision. ``data`` is stored text."""
 
     entity: str
@@ -140,6 +141,7 @@ class Judged(Struct, frozen=True):
 def check_operation(operation: Operation, lifecycles: Mapping[str, Lifecycle]) -> None:
     """Refuse what could never become a decision, before it waits in a batch. Raises Invalid."""
     check_name("operation", operation.operation, MAX_OPERATION)
+    check_entity(operation.entity)
     lifecycle = lifecycle_of(lifecycles, operation.entity)
     if lifecycle.owner is Owner.CALLER:
         raise Invalid(

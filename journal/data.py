@@ -37,16 +37,24 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_SCALARS = (str, bool, float, type(None))
+
+
 def _walk(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise Invalid(f"the body is nested deeper than {MAX_DEPTH}", field="body")
-    if isinstance(value, dict):
-        for item in value.values():
+    items = value.values() if isinstance(value, dict) else value
+    for item in items:
+        if isinstance(item, _SCALARS):
+            continue
+        if isinstance(item, int):
+            _check_integer(item)
+        else:
             _walk(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _walk(item, depth + 1)
-    elif isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+
+
+def _check_integer(value: int) -> None:
+    if not -MAX_INTEGER <= value <= MAX_INTEGER:
         raise Invalid(
             f"the integer {value} is beyond 2^53-1 and would change in other programs; "
             "send it as a string",
@@ -58,7 +66,7 @@ def parse(body: bytes) -> Any:
     """A JSON body as an object. Raises Invalid when it is not I-JSON."""
     try:
         value = _decode(body)
-        _walk(value)
+        _walk([value])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Invalid(f"the body is not JSON: {error}", field="body") from None
     # Equal bytes prove that no key was dropped; only otherwise is the slower parser asked.

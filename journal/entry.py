@@ -161,7 +161,9 @@ def _known(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
     nested = {"body": Body, "outcome": Outcome, "predecessor": Predecessor}
     known: dict[str, Any] = {}
     for name in kind.__struct_fields__:
-        value = fields.get(name)
+        if name not in fields:
+            continue  # and the conversion names what is missing
+        value = fields[name]
         if name in nested and isinstance(value, dict):
             value = _known(value, nested[name])
         elif name == "releases" and isinstance(value, list):
@@ -193,11 +195,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MICROSECONDS = 6
 
 
+def _size(field: str, value: str) -> int:
+    """Length in bytes of UTF-8. Raises Invalid for a lone surrogate, which has none."""
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise Invalid(f"{field} holds half of a surrogate pair", field=field) from None
+
+
 def check_name(field: str, value: str, limit: int) -> None:
     """Refuse an empty name, one over ``limit`` bytes of UTF-8, or one with control characters."""
     if not value:
         raise Invalid(f"{field} is empty", field=field)
-    if len(value) > limit or len(value.encode()) > limit:
+    if len(value) > limit or _size(field, value) > limit:
         raise Invalid(f"{field} is longer than {limit} bytes", field=field)
     if _CONTROL.search(value):
         raise Invalid(f"{field} holds a control character", field=field)
@@ -231,7 +241,7 @@ def check_tenant(tenant: str) -> str:
 
 def check_string(field: str, value: str | None) -> None:
     """Refuse a free string over 1,024 bytes."""
-    if value is not None and (len(value) > MAX_STRING or len(value.encode()) > MAX_STRING):
+    if value is not None and (len(value) > MAX_STRING or _size(field, value) > MAX_STRING):
         raise Invalid(f"{field} is longer than {MAX_STRING} bytes", field=field)
 
 
@@ -251,7 +261,8 @@ def check_time(field: str, value: str) -> None:
 
 def time_of(moment: datetime) -> str:
     """A moment in the format's form: UTC, six digits, `Z`."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # isoformat, for strftime writes years below 1000 with fewer than four digits.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_time(field: str, value: str) -> str:

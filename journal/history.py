@@ -102,7 +102,9 @@ def examine(links: Iterable[Link], start: Head | None = None) -> Chain:
     by_revision: dict[int, list[Link]] = {}
     for link in links:
         if link.revision > head.revision:
-            by_revision.setdefault(link.revision, []).append(link)
+            here = by_revision.setdefault(link.revision, [])
+            if link not in here:
+                here.append(link)
     breaks: list[Break] = []
     broken = False
     previous = head.revision

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -72,6 +73,9 @@ def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
     try:
         check_type(name)
         check_name("version", lifecycle.version, MAX_ACTION)
+        for label, action in lifecycle.actions.items():
+            check_name("an action's name", label, MAX_ACTION)
+            check_name(f"actions.{label}.to", action.to, MAX_ACTION)
     except Invalid as error:
         raise SettingsInvalid(f"[lifecycle.{name}]: {error.detail}") from None
     if name == CONTROL:
@@ -98,19 +102,21 @@ def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
 
 def lifecycle_of(lifecycles: Mapping[str, Lifecycle], entity: str) -> Lifecycle:
     """The lifecycle of an entity's type. Raises Invalid with the lines that would declare it."""
+    found = lifecycles.get(entity[: entity.find("/")])
+    return found if found is not None else _undeclared(entity)
+
+
+def _undeclared(entity: str) -> NoReturn:
     kind = check_entity(entity)
     if kind == CONTROL:
         raise Invalid("control entities are written by unrewind alone", field="entity")
-    found = lifecycles.get(kind)
-    if found is None:
-        raise Invalid(
-            f"entity type {kind} is not declared. Add to unrewind.toml:\n"
-            f'[lifecycle.{kind}]\nkind = "free"\n'
-            "or list its transitions in [lifecycle." + kind + ".actions.…]",
-            field="entity",
-            type=kind,
-        )
-    return found
+    raise Invalid(
+        f"entity type {kind} is not declared. Add to unrewind.toml:\n"
+        f'[lifecycle.{kind}]\nkind = "free"\n'
+        f"or list its transitions in [lifecycle.{kind}.actions.…]",
+        field="entity",
+        type=kind,
+    )
 
 
 def step(lifecycle: Lifecycle, state: str | None, action: str, version: str | None) -> str:

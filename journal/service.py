@@ -66,7 +66,7 @@ class Journal:
         operation ID, whose fate is then told.
         """
         check_operation(operation, self.settings.lifecycles)
-        answer = (await asyncio.shield(self._writer.submit([operation])))[0]
+        answer = (await self._writer.submit([operation]))[0]
         if isinstance(answer, UnrewindError):
             raise answer
         return answer
@@ -85,7 +85,7 @@ class Journal:
                 answers[number] = error
         if fit:
             judged = self._writer.submit([operations[number] for number in fit])
-            for number, answer in zip(fit, await asyncio.shield(judged), strict=True):
+            for number, answer in zip(fit, await judged, strict=True):
                 answers[number] = answer
         return [answer for answer in answers if answer is not None]
 

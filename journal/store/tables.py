@@ -34,17 +34,6 @@ class StoredDecision(Struct, frozen=True):
     body: bytes
 
 
-class _HeadRow(Struct, frozen=True, array_like=True):
-    entity: str
-    revision: int
-    history: str
-    digest: str
-    sequence: int
-    state: str
-    version: str | None
-    data: str
-
-
 _MARKER_COLUMNS = (
     "format, tenant, instance, history, generation, sequence, digest, journalled"
 )
@@ -55,7 +44,7 @@ _HEAD_ARRAY = (
 
 READ_MARKER = Statement(f"SELECT {_MARKER_COLUMNS} FROM unrewind_marker")
 
-_decode_heads = msgspec.json.Decoder(list[_HeadRow]).decode
+_decode_heads = msgspec.json.Decoder(list[EntityHead]).decode
 
 
 def marker_of(rows: Result) -> Marker | None:
@@ -140,19 +129,7 @@ def page_of_heads(after: str, limit: int) -> Statement:
 
 def heads_of(rows: Result) -> dict[str, EntityHead]:
     """The heads from one of the two statements above, in the order of the rows."""
-    return {
-        row.entity: EntityHead(
-            row.entity,
-            row.revision,
-            row.history,
-            row.digest,
-            row.sequence,
-            row.state,
-            row.version,
-            row.data,
-        )
-        for row in _decode_heads(rows[0][0])
-    }
+    return {head.entity: head for head in _decode_heads(rows[0][0])}
 
 
 def insert_decisions(entries: Sequence[Entry]) -> Rows:

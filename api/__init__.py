@@ -1,0 +1,1 @@
+"""Everything that faces outwards: HTTP, the command line, the schedule."""

@@ -1,0 +1,100 @@
+"""Opening a tenant for one command: to look, to write, or to decide."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from journal.errors import FileChanged, JournalUnavailable, Refused, UnrewindError
+from journal.reading import Pending
+from journal.record import Record
+from journal.settings import Settings
+from journal.standing import detect
+from journal.worker import drive
+from journal.writepath import settle
+
+T = TypeVar("T")
+
+_ATTEMPTS = 100
+_PAUSE = 0.02
+
+
+def principal() -> str:
+    """Who runs this command, as entries name them: nobody authenticated but the system."""
+    try:
+        return f"os-user:{getpass.getuser()}"
+    except (KeyError, OSError):
+        return f"os-user:{os.getuid()}"
+
+
+def ask(settings: Settings, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """Answer a question from the files alone, beside a live server, a hung one, or none.
+
+    Raises Refused when there is no tenant to ask about.
+    """
+    stop = settings.beside("stop")
+    if not any(path.exists() for path in (settings.store_file, settings.journal_file, stop)):
+        raise Refused(
+            f"there is no tenant {settings.tenant} under {settings.data}; "
+            "name its directory with --data, or found one with `unrewind serve`"
+        )
+    record = Record(settings, read_only=True)
+    try:
+        drive(record.open())
+        return _patiently(record, function, args)
+    finally:
+        drive(record.close())
+
+
+def _patiently(
+    record: Record, function: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
+) -> T:
+    """Ask again while a decision is under way, or while the files are being replaced."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return drive(function(record, *args))
+        except Pending:
+            time.sleep(_PAUSE)
+        except FileChanged:
+            drive(record.open_files())
+    raise JournalUnavailable("the entity's newest decision is still not in the journal")
+
+
+@contextmanager
+def writing(settings: Settings, *, create: bool = False) -> Iterator[Record]:
+    """A record that writes control; ``create`` founds the tenant where there is none."""
+    record = Record(settings)
+    try:
+        drive(record.open(create=create))
+        yield record
+        _leave(record)
+    finally:
+        drive(record.close())
+
+
+@contextmanager
+def deciding(settings: Settings, *, create: bool = True) -> Iterator[Record]:
+    """A record that decides: store and journal are compared first, as at a server's start.
+
+    A tenant that the comparison closes is opened all the same; its decisions raise Recovering.
+    """
+    with writing(settings, create=create) as record:
+        drive(detect(record, deep=not record.stopped_clean()))
+        yield record
+
+
+def _leave(record: Record) -> None:
+    """Hand off, and remember the store's file where it is sound, so that the next start is short.
+
+    ``settle`` compares every head when anybody else wrote to the file meanwhile, so what is
+    remembered here was compared.
+    """
+    with contextlib.suppress(UnrewindError):
+        drive(settle(record))
+        if record.poisoned is None:
+            drive(record.close_and_mark())
