@@ -1,7 +1,7 @@
 """Answers: finished bytes on their way out.
 
-Litestar sends what a handler returns when it is an ASGI application, so an ``Answer`` passes through
-none of the layers that render, convert and merge headers.
+Litestar sends what a handler returns when it is an ASGI application, so an ``Answer`` passes
+through none of the layers that render, convert and merge headers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Answer:
         self.media_type = media_type
         self.headers = headers or []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """The ASGI application."""
         headers = [
             (b"content-type", self.media_type),
             (b"content-length", b"%d" % len(self.body)),
@@ -54,18 +55,3 @@ class Answer:
 def reply(content: Any, status: int = 200) -> Answer:
     """An answer of JSON."""
     return Answer(status, encode(content))
-
-
-def nothing() -> Answer:
-    """An answer without content."""
-    return _Nothing(204, b"")
-
-
-class _Nothing(Answer):
-    """204: neither a body nor headers that would describe one."""
-
-    __slots__ = ()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status, "headers": [*_ALWAYS]})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

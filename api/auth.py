@@ -24,8 +24,8 @@ _SCHEME = b"bearer "
 class Authentication:
     """Lets a request pass with ``scope["auth"]``, its Token, or raises for the problem document.
 
-    Raises Unauthenticated, Forbidden, and ControlUnreadable or JournalUnavailable when nobody can be
-    told apart (P9).
+    Raises Unauthenticated, Forbidden, and ControlUnreadable or JournalUnavailable when nobody can
+    be told from anybody (P9).
     """
 
     def __init__(self, journal: Journal) -> None:

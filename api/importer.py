@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
+from api.output import one_line
 from api.rows import Row
 from journal.acceptance import DUPLICATE, Acceptance, Operation, check_operation
 from journal.errors import (
@@ -22,13 +23,15 @@ from journal.errors import (
 )
 from journal.record import Record
 from journal.worker import drive
-from journal.writepath import turn
+from journal.writepath import Answer, turn
 
 BATCH_ROWS = 4000
 """Rows a turn. Measured: at 1,000 commits cost a tenth more, above 4,000 nothing is gained."""
 
 BATCH_BYTES = 16 * 1024 * 1024
 MAX_ERRORS = 20
+_PLAIN = 128
+"""Bytes of all names together; every limit of the entry format is at least this."""
 
 _TENANT_WIDE = (Recovering, JournalUnavailable, LockHeld, StaleGeneration)
 
@@ -58,91 +61,100 @@ class Importer:
     """
 
     def __init__(
-        self, record: Record, principal: str, *, strict: bool = False, stopped: Callable[[], bool]
+        self,
+        record: Record,
+        *,
+        strict: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+        after_batch: Callable[[Tally], None] = lambda _: None,
     ) -> None:
         self.tally = Tally()
         self._record = record
-        self._principal = principal
         self._strict = strict
-        self._stopped = stopped
         self._limit = 1 if strict else BATCH_ROWS
-        self._operations: list[Operation] = []
-        self._lines: list[int] = []
-        self._size = 0
+        self._stopped = stopped
+        self._after_batch = after_batch
 
-    def run(self, rows: Iterator[Row], after_batch: Callable[[Tally], None]) -> Tally:
+    def run(self, rows: Iterator[Row]) -> Tally:
         """Decide every row.
 
-        Raises Recovering, JournalUnavailable, WriterStopped or LockHeld when no more can be decided;
-        the rows of the tally are decided all the same.
+        Raises Recovering, JournalUnavailable, WriterStopped or LockHeld when no more can be
+        decided; what the tally counts is decided all the same.
         """
-        tally = self.tally
         limit = self._limit
-        body_limit = self._record.settings.max_body
-        operations, lines = self._operations, self._lines
-        for line, made in rows:
-            tally.rows += 1
-            if isinstance(made, Operation) and len(made.body) <= body_limit:
-                operations.append(made)
-                lines.append(line)
-                self._size += len(made.body)
-                if len(operations) < limit and self._size < BATCH_BYTES:
-                    continue
-            elif isinstance(made, Operation):
-                self._refuse(line, f"the body has {len(made.body)} bytes, {body_limit} are allowed")
-            else:
-                self._refuse(line, made.detail)
-            if len(operations) >= limit or self._size >= BATCH_BYTES or self._strict:
-                self._decide()
-                after_batch(tally)
-                if self._stopped() or (self._strict and tally.refused):
-                    return tally
-        self._decide()
-        return tally
+        batch: list[Row] = []
+        size = 0
+        for row in rows:
+            batch.append(row)
+            made = row[1]
+            if isinstance(made, Operation):
+                size += len(made.body)
+            if len(batch) >= limit or size >= BATCH_BYTES:
+                self._decide(batch)
+                batch, size = [], 0
+                if self._stopped() or (self._strict and self.tally.refused):
+                    return self.tally
+        self._decide(batch)
+        return self.tally
 
-    def _refuse(self, line: int, detail: str) -> None:
-        self.tally.refused += 1
-        if len(self.tally.errors) < MAX_ERRORS:
-            self.tally.errors.append(Fault(line, " ".join(detail.split())))
-
-    def _decide(self) -> None:
-        operations, lines = self._fit(self._operations, self._lines)
-        self._operations.clear()
-        self._lines.clear()
-        self._size = 0
-        if not operations:
-            return
+    def _decide(self, batch: Sequence[Row]) -> None:
+        judged = self._answers([self._checked(made) for _, made in batch])
         tally = self.tally
-        stopped: UnrewindError | None = None
-        for line, answer in zip(lines, drive(turn(self._record, operations)), strict=True):
+        halted: UnrewindError | None = None
+        for (line, _), answer in zip(batch, judged, strict=True):
             if isinstance(answer, Acceptance):
                 if answer.outcome == DUPLICATE:
                     tally.duplicate += 1
                 else:
                     tally.accepted += 1
             elif isinstance(answer, _TENANT_WIDE):
-                tally.rows -= 1
-                stopped = answer
+                halted = answer
+                continue
             else:
-                self._refuse(line, answer.detail)
-        if stopped is not None:
-            raise stopped
+                tally.refused += 1
+                if len(tally.errors) < MAX_ERRORS:
+                    tally.errors.append(Fault(line, one_line(answer.detail)))
+            tally.rows += 1
+        if halted is not None:
+            raise halted
+        self._after_batch(tally)
 
-    def _fit(
-        self, operations: Sequence[Operation], lines: Sequence[int]
-    ) -> tuple[list[Operation], list[int]]:
-        """Those that could become decisions; the others are refused here, as at any other door."""
-        lifecycles = self._record.lifecycles
-        fit: list[Operation] = []
-        where: list[int] = []
-        for line, operation in zip(lines, operations, strict=True):
-            try:
-                check_operation(operation, lifecycles)
-            except Invalid as error:
-                self._refuse(line, error.detail)
-            except UnicodeError:
-                self._refuse(line, "it is not text in UTF-8")
-            else:
-                fit.append(operation)
-                where.append(line)
-        return fit, where
+    def _checked(self, made: Operation | Invalid) -> Operation | UnrewindError:
+        """The operation, if it could become a decision; else what every other door would say."""
+        if isinstance(made, Invalid):
+            return made
+        limit = self._record.settings.max_body
+        if len(made.body) <= limit and _is_plain(made):
+            return made
+        if len(made.body) > limit:
+            return Invalid(f"the body has {len(made.body)} bytes, {limit} are allowed")
+        try:
+            check_operation(made, self._record.lifecycles)
+        except Invalid as error:
+            return error
+        except UnicodeError:
+            return Invalid("it is not text in UTF-8")
+        return made
+
+    def _answers(self, checked: Sequence[Operation | UnrewindError]) -> Iterator[Answer]:
+        fit = [made for made in checked if isinstance(made, Operation)]
+        answers = iter(drive(turn(self._record, fit)) if fit else ())
+        for made in checked:
+            yield next(answers) if isinstance(made, Operation) else made
+
+
+def _is_plain(made: Operation) -> bool:
+    """Whether the names are so short and plain that no rule of ``check_operation`` can refuse them.
+
+    The entity's type was checked before the first row. This halves what a common row costs here.
+    """
+    operation, entity, action = made.operation, made.entity, made.action
+    names = f"{operation}{entity}{action}{made.version or ''}{made.actor or ''}"
+    return (
+        len(names) <= _PLAIN
+        and names.isascii()
+        and names.isprintable()
+        and operation != ""
+        and action != ""
+        and entity[-1:] != "/"
+    )

@@ -111,7 +111,6 @@ def _operation(name: str, call: Call, named: dict[str, Any]) -> dict[str, Any]:
 _SUCCESS = {
     200: "The answer.",
     201: "Made, and kept in the journal.",
-    204: "Done.",
 }
 
 

@@ -32,17 +32,22 @@ def principal() -> str:
         return f"os-user:{os.getuid()}"
 
 
+def check_known(settings: Settings) -> None:
+    """Refuse where there is no tenant, before anything is created there."""
+    traces = (settings.store_file, settings.journal_file, settings.beside("stop"))
+    if not any(path.exists() for path in traces):
+        raise Refused(
+            f"there is no tenant {settings.tenant} under {settings.data}; "
+            "name its directory with --data, or found one with `unrewind serve`"
+        )
+
+
 def ask(settings: Settings, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Answer a question from the files alone, beside a live server, a hung one, or none.
 
     Raises Refused when there is no tenant to ask about.
     """
-    stop = settings.beside("stop")
-    if not any(path.exists() for path in (settings.store_file, settings.journal_file, stop)):
-        raise Refused(
-            f"there is no tenant {settings.tenant} under {settings.data}; "
-            "name its directory with --data, or found one with `unrewind serve`"
-        )
+    check_known(settings)
     record = Record(settings, read_only=True)
     try:
         drive(record.open())

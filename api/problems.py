@@ -1,7 +1,7 @@
 """Problem documents (RFC 9457): the one table from error class to HTTP.
 
-A type is a stable relative reference, `/problems/<slug>`, and its title never changes. What is worth
-repeating carries `Retry-After` and says to keep the operation ID. Nothing internal is in any document.
+A type is a stable relative reference, `/problems/<slug>`, and its title never changes. What is
+worth repeating carries `Retry-After` and says to keep the operation ID. No document has internals.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ INTERNAL = Kind(
     "internal",
     500,
     "The server failed",
-    "A fault of the server; its log has the details. Whether an operation became a decision is told "
-    "by repeating it under the same operation ID.",
+    "A fault of the server; its log has the details. Whether an operation became a decision is "
+    "told by repeating it under the same operation ID.",
 )
 
 KINDS: Mapping[type[Exception], Kind] = {
@@ -106,7 +106,8 @@ KINDS: Mapping[type[Exception], Kind] = {
         "revision-mismatch",
         409,
         "The entity is not at the expected revision",
-        "`actual` is the revision it is at. Read the entity, decide again, and use a new operation ID.",
+        "`actual` is the revision it is at. Read the entity and decide again; another intention "
+        "needs another operation ID.",
     ),
     errors.TransitionRefused: Kind(
         "transition-refused",
@@ -131,8 +132,8 @@ KINDS: Mapping[type[Exception], Kind] = {
         "forked",
         409,
         "Another decision already stands at this place",
-        "Two decisions claim one place of a history: a rewound store, or two writers. The stored one "
-        "is not displaced.",
+        "Two decisions claim one place of a history: a rewound store, or two writers. The stored "
+        "one is not displaced.",
     ),
     errors.Refused: Kind(
         "refused",
@@ -162,8 +163,8 @@ KINDS: Mapping[type[Exception], Kind] = {
         "operation-reused",
         422,
         "The operation ID belongs to a different decision",
-        "`differing` names the fields in which this request differs from the first one. Use a new ID "
-        "for a new intention.",
+        "`differing` names the fields in which this request differs from the first one. Use a new "
+        "ID for a new intention.",
     ),
     errors.Overloaded: Kind(
         "overloaded",
@@ -176,16 +177,16 @@ KINDS: Mapping[type[Exception], Kind] = {
         "journal-unavailable",
         503,
         "The journal cannot be written or read now",
-        "Nothing is acknowledged without the journal. Whether an operation became a decision is told "
-        "by repeating it under the same operation ID.",
+        "Nothing is acknowledged without the journal. Whether an operation became a decision is "
+        "told by repeating it under the same operation ID.",
         2,
     ),
     errors.Recovering: Kind(
         "recovering",
         503,
         "The tenant is closed for a recovery",
-        "The store does not agree with the journal, or an operator stopped the tenant. `GET …/status` "
-        "says why. Repeat later under the same operation ID.",
+        "The store does not agree with the journal, or an operator stopped the tenant. "
+        "`GET …/status` says why. Repeat later under the same operation ID.",
         10,
     ),
     errors.LockHeld: Kind(
@@ -259,7 +260,7 @@ def answer(error: errors.UnrewindError, scope: Scope) -> Answer:
 
 
 def unforeseen(error: BaseException, scope: Scope) -> Answer:
-    """The answer to an exception that nobody foresaw; the log gets the traceback, the caller not."""
+    """The answer to an exception that nobody foresaw; only the log gets the traceback."""
     LOGGER.error("%s %s failed", scope.get("method", ""), _instance(scope), exc_info=error)
     return answer(errors.UnrewindError(), scope)
 
@@ -279,8 +280,8 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Any:
 def _from_litestar(error: HTTPException, scope: Scope) -> errors.UnrewindError | None:
     if error.status_code == 404:  # noqa: PLR2004 - Not Found
         return errors.NotFound(
-            f"there is no {_instance(scope)}; `/` within an ID is sent as %2F, and "
-            "/schema/openapi.json lists every path"
+            f"there is no {_instance(scope)} here; /schema/openapi.json lists every path. "
+            "A `/` within an ID is sent as %2F"
         )
     if error.status_code == 405:  # noqa: PLR2004 - Method Not Allowed
         allowed = (error.headers or {}).get("allow", "")

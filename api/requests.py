@@ -36,7 +36,7 @@ _INTEGER = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 def clean_path(raw: bytes) -> str:
     """The path with each segment in one normal form of its percent-encoding.
 
-    Segments stay encoded, so that a `/` within an ID does not divide it; ``path_value`` decodes one.
+    Segments stay encoded, so that a `/` within an ID does not divide it. ``path_value`` decodes.
     """
     try:
         path = raw.partition(b"?")[0].decode("ascii")

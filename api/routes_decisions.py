@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 from litestar import Request, post
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from api import problems
 from api.answers import Answer, encode, reply
@@ -19,7 +19,7 @@ from api.requests import body_of, idempotency_key, journal_of, shape
 from journal import Acceptance, Journal, Operation
 from journal.acceptance import DUPLICATE
 from journal.control import Role
-from journal.entry import JSON_TYPE, MAX_INTEGER, NO_BODY_TYPE, check_time, parse_time
+from journal.entry import JSON_TYPE, MAX_INTEGER, NO_BODY_TYPE, parse_time
 from journal.errors import Invalid, UnrewindError
 from journal.intake import MAX_ENTRIES
 from journal.sealed import SealedAnswer
@@ -36,7 +36,7 @@ class DecisionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     operation: str | None = None
     entity: str
     action: str
-    body: Raw = Raw(b"")  # noqa: RUF009 - never changed
+    body: Raw = field(default_factory=Raw)
     version: str | None = None
     expected_revision: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
     actor: str | None = None
@@ -119,9 +119,11 @@ _JUDGED = (
 _SENT = ("request-timeout", "too-large", "unsupported-media-type")
 
 
-def operation_of(raw: bytes | Raw, journal: Journal, key: str | None, caller: str) -> Operation:
+def operation_of(
+    raw: bytes | Raw, journal: Journal, key: str | None, caller: str, where: str
+) -> Operation:
     """The operation that a request asks for. Raises Invalid."""
-    request: DecisionRequest = _DECISION.read(raw)
+    request: DecisionRequest = _DECISION.read(raw, where)
     operation = request.operation
     if operation is None:
         if key is None:
@@ -135,10 +137,6 @@ def operation_of(raw: bytes | Raw, journal: Journal, key: str | None, caller: st
         raise Invalid(
             "operation and the Idempotency-Key header are not the same", field="operation"
         )
-    at = request.at
-    if at is not None:
-        at = parse_time("at", at)
-        check_time("at", at)
     body = bytes(request.body)
     limit = journal.settings.max_body
     if len(body) > limit:
@@ -153,7 +151,7 @@ def operation_of(raw: bytes | Raw, journal: Journal, key: str | None, caller: st
         expected_revision=request.expected_revision,
         actor=request.actor,
         principal=caller,
-        at=at,
+        at=None if request.at is None else parse_time("at", request.at),
     )
 
 
@@ -194,7 +192,7 @@ async def decide(request: Request[Any, Any, Any]) -> Answer:
     journal = journal_of(request)
     raw = await body_of(request, journal.settings.max_request)
     key = idempotency_key(request.scope)
-    operation = operation_of(raw, journal, key, principal(request))
+    operation = operation_of(raw, journal, key, principal(request), "the request")
     acceptance = await journal.accept(operation)
     return Answer(status_of(acceptance), encode(receipt(acceptance, base_of(journal))))
 
@@ -221,9 +219,9 @@ async def decide_batch(request: Request[Any, Any, Any]) -> Answer:
     caller = principal(request)
     answers: list[Acceptance | UnrewindError | None] = []
     operations: list[Operation] = []
-    for item in items:
+    for number, item in enumerate(items):
         try:
-            operations.append(operation_of(item, journal, None, caller))
+            operations.append(operation_of(item, journal, None, caller, f"item {number}"))
             answers.append(None)
         except Invalid as error:
             answers.append(error)

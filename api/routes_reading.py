@@ -32,7 +32,7 @@ from journal.reading import EntityView, Feed, HistoryView
 
 
 class Operations(Struct):
-    """A page of operations in the order in which the journal took them; `next` is null at the end."""
+    """A page of operations as the journal took them; `next` is null at the end."""
 
     items: list[Acceptance]
     next: str | None
@@ -191,8 +191,8 @@ async def list_gaps(request: Request[Any, Any, Any]) -> Answer:
     "/entries",
     opt=described(
         Call(
-            "The journal's entries of every order, tokens left out. The cursor names its history and "
-            "is refused once a recovery has ended that.",
+            "The journal's entries of every order, tokens left out. The cursor names its history "
+            "and is refused once a recovery has ended that.",
             Role.READER,
             {200: Feed},
             ("history-changed",),

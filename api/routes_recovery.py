@@ -70,7 +70,7 @@ async def _read(request: Request[Any, Any, Any], form: Any) -> Any:
     "/recovery/begin",
     opt=described(
         Call(
-            "Stop the tenant, keep a copy of the store's files, raise the generation. Again: resumes.",
+            "Stop the tenant, keep a copy of the store, raise the generation. Again: resumes.",
             Role.OPERATOR,
             {200: recovery.Begun},
             _STEP,

@@ -7,11 +7,11 @@ from typing import Any
 from litestar import Request, delete, get, post
 from msgspec import Struct
 
-from api.answers import Answer, nothing, reply
+from api.answers import Answer, reply
 from api.auth import principal
 from api.calls import TOKEN, Call, described
 from api.requests import body_of, journal_of, path_value, query, shape
-from journal.control import Control, Role
+from journal.control import Control, Role, Token
 from journal.record import Record
 
 
@@ -78,14 +78,11 @@ async def list_tokens(request: Request[Any, Any, Any]) -> Answer:
     """`GET tokens`."""
     query(request)
     control = await journal_of(request).read(current_control)
-    return reply(
-        Tokens(
-            [
-                TokenView(token.id, token.role, token.name, token.created, token.revoked)
-                for token in control.tokens.values()
-            ]
-        )
-    )
+    return reply(Tokens([_view(token) for token in control.tokens.values()]))
+
+
+def _view(token: Token) -> TokenView:
+    return TokenView(token.id, token.role, token.name, token.created, token.revoked)
 
 
 async def current_control(record: Record) -> Control:
@@ -95,12 +92,12 @@ async def current_control(record: Record) -> Control:
 
 @delete(
     "/tokens/{id:str}",
-    status_code=204,
+    status_code=200,
     opt=described(
         Call(
             "Revoke a token; revoking it again changes nothing.",
             Role.OPERATOR,
-            {204: None},
+            {200: TokenView},
             ("not-found", "refused"),
             parameters=(TOKEN,),
         )
@@ -108,8 +105,12 @@ async def current_control(record: Record) -> Control:
 )
 async def revoke_token(request: Request[Any, Any, Any]) -> Answer:
     """`DELETE tokens/{id}`."""
-    await journal_of(request).revoke_token(path_value(request, "id"), principal(request))
-    return nothing()
+    query(request)
+    journal = journal_of(request)
+    identity = path_value(request, "id")
+    await journal.revoke_token(identity, principal(request))
+    control = await journal.read(current_control)
+    return reply(_view(control.tokens[identity]))
 
 
 ROUTES = [create_token, list_tokens, revoke_token]

@@ -1,7 +1,7 @@
 """Rows of a decision log, CSV or JSON lines, as operations.
 
-Every row comes out as an operation or as the error that says what is wrong with it; only a file that
-cannot be read on at all raises. Memory does not grow with the file, but for derived operation IDs.
+Every row comes out as an operation or as the error that says what is wrong with it; only a file
+that cannot be read on raises. Memory grows with the file only where operation IDs are derived.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -106,7 +106,7 @@ class Source:
         else:
             self._raw = name.open("rb")
             self.size = name.stat().st_size or None
-        self._file: BinaryIO = gzip.open(self._raw) if zipped else self._raw
+        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw) if zipped else self._raw
 
     @property
     def read(self) -> int:
@@ -124,7 +124,7 @@ class Source:
             while line := read(limit):
                 number += 1
                 if number == 1 and line.startswith(_BOM):
-                    line = line.removeprefix(_BOM)  # noqa: PLW2901 - the mark is no part of it
+                    line = line.removeprefix(_BOM)
                 if len(line) == limit and not line.endswith(b"\n"):
                     skipped.append(number)
                     while (rest := read(limit)) and not rest.endswith(b"\n"):
@@ -143,11 +143,16 @@ class Source:
             self._raw.close()
 
 
-def read_rows(source: Source, mapping: Mapping, limit: int, delimiter: str) -> Iterator[Row]:
-    """The rows of a source. ``limit`` bounds a line in bytes. Raises Invalid for a bad header."""
+def read_rows(
+    source: Source, mapping: Mapping, limit: int, principal: str | None, delimiter: str = ","
+) -> Iterator[Row]:
+    """The rows of a source, decided by ``principal``. ``limit`` bounds a line in bytes.
+
+    Raises Invalid for a header that does not have the columns.
+    """
     if source.format == CSV:
-        return _csv_rows(source, mapping, limit, "\t" if source.tabs else delimiter)
-    return _json_rows(source, mapping, limit)
+        return _csv_rows(source, mapping, limit, principal, "\t" if source.tabs else delimiter)
+    return _json_rows(source, mapping, limit, principal)
 
 
 # Parts of a row.
@@ -199,7 +204,9 @@ def _missing(mapping: Mapping, present: Sequence[str]) -> str | None:
 # CSV.
 
 
-def _csv_rows(source: Source, mapping: Mapping, limit: int, delimiter: str) -> Iterator[Row]:
+def _csv_rows(
+    source: Source, mapping: Mapping, limit: int, principal: str | None, delimiter: str
+) -> Iterator[Row]:
     skipped: list[int] = []
     lines = source.lines(limit, skipped)
     csv.field_size_limit(limit)
@@ -218,7 +225,7 @@ def _csv_rows(source: Source, mapping: Mapping, limit: int, delimiter: str) -> I
     fault = _missing(mapping, header)
     if fault is not None:
         raise Invalid(f"{source.path}: {fault}")
-    make = _csv_maker(header, mapping)
+    make = _csv_maker(header, mapping, principal)
     while True:
         line = reader.line_num + 1
         try:
@@ -236,7 +243,9 @@ def _csv_rows(source: Source, mapping: Mapping, limit: int, delimiter: str) -> I
             yield line, error
 
 
-def _csv_maker(header: Sequence[str], mapping: Mapping) -> Callable[[Sequence[str]], Operation]:
+def _csv_maker(
+    header: Sequence[str], mapping: Mapping, principal: str | None
+) -> Callable[[Sequence[str]], Operation]:
     def place(column: str | None) -> int:
         return -1 if column is None else header.index(column)
 
@@ -270,7 +279,9 @@ def _csv_maker(header: Sequence[str], mapping: Mapping) -> Callable[[Sequence[st
                 operation = identities.derive(at, (entity, action, actor, version), members)
         except UnicodeEncodeError:
             raise Invalid("it is not text in UTF-8") from None
-        return Operation(operation, entity, action, body, JSON_TYPE, version, None, actor, None, at)
+        return Operation(
+            operation, entity, action, body, JSON_TYPE, version, None, actor, principal, at
+        )
 
     return make
 
@@ -278,7 +289,9 @@ def _csv_maker(header: Sequence[str], mapping: Mapping) -> Callable[[Sequence[st
 # JSON lines.
 
 
-def _json_rows(source: Source, mapping: Mapping, limit: int) -> Iterator[Row]:
+def _json_rows(
+    source: Source, mapping: Mapping, limit: int, principal: str | None
+) -> Iterator[Row]:
     skipped: list[int] = []
     identities = _Identities()
     named = frozenset(mapping.columns())
@@ -288,13 +301,17 @@ def _json_rows(source: Source, mapping: Mapping, limit: int) -> Iterator[Row]:
             yield number, Invalid(f"the line is longer than {limit} bytes")
         elif line.strip():
             try:
-                yield number, _json_operation(line, mapping, named, identities)
+                yield number, _json_operation(line, mapping, named, identities, principal)
             except Invalid as error:
                 yield number, error
 
 
 def _json_operation(
-    line: bytes, mapping: Mapping, named: frozenset[str], identities: _Identities
+    line: bytes,
+    mapping: Mapping,
+    named: frozenset[str],
+    identities: _Identities,
+    principal: str | None,
 ) -> Operation:
     row = parse(line)
     if not isinstance(row, dict):
@@ -320,7 +337,7 @@ def _json_operation(
     else:
         operation = _text(row, mapping.operation) or ""
     return Operation(
-        operation, entity, action, _encode(members), JSON_TYPE, version, None, actor, None, at
+        operation, entity, action, _encode(members), JSON_TYPE, version, None, actor, principal, at
     )
 
 

@@ -34,6 +34,7 @@ def uvicorn_options() -> dict[str, Any]:
         "lifespan": "on",
         "ws": "none",
         "server_header": False,
+        "proxy_headers": False,
         "backlog": BACKLOG,
         # uvicorn's 5 s close idle connections under clients that pool them.
         "timeout_keep_alive": 75,
@@ -96,7 +97,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ask the server to stop. uvicorn's own way ends the process before the tenant has closed."""
+        """Ask the server to stop; uvicorn's own way ends the process before the tenant closes."""
         loop = asyncio.get_running_loop()
         caught = (signal.SIGINT, signal.SIGTERM)
         for number in caught:

@@ -8,26 +8,44 @@ before it (imports, opening a tenant, converting a `Decision` to unrewind's own 
 event loop, so it calls `asyncio.run` itself, and leaves no thread, lock or open file behind.
 """
 
+import asyncio
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 
-from benchmarks.measure import NotBuiltError
+import journal
+from api.opening import deciding
+from benchmarks.measure import MeasureError, NotBuiltError
 from benchmarks.workload import TYPE, Decision
+from journal import Acceptance, Operation, Settings
+from journal.acceptance import ACCEPTED
+from journal.entry import JSON_TYPE
+from journal.record import Record
+from journal.settings import load
+from journal.worker import drive
+from journal.writepath import Answer, turn
+from reconstruct.planning import PAGE
+from reconstruct.recovery import walk
+from reconstruct.replay import Replay
+from reconstruct.verification import verify_journal
+
+BATCH_ROWS = 4000
+"""Rows that `unrewind import` puts into one turn."""
 
 CONFIG = f'[lifecycle.{TYPE}]\nkind = "free"\n'
 """The settings of every data directory here. Written beside it as `<data>.toml`."""
 
 DECISIONS = "/v1/main/decisions"
-HEALTH = "/health/live"
+HEALTH = "/health/ready"
 
-ENTRY_BYTES = "SELECT envelope, body FROM entry"
+ENTRY_BYTES = "SELECT envelope, body FROM entries"
 """Reads from the journal's file the bytes of every entry, two blobs or texts a row."""
 
 
@@ -89,8 +107,9 @@ def accept_in_flight(
     way and on the same open tenant, before the clock starts (the write-ahead logs reach their size
     meanwhile). Every answer MUST be an acceptance, else MeasureError. Raises NotBuiltError.
     """
-    del data, warm_up, decisions, in_flight
-    raise NotBuiltError("ours.accept_in_flight is not filled in")
+    earlier = [_operation(decision) for decision in warm_up]
+    operations = [_operation(decision) for decision in decisions]
+    return asyncio.run(_accept_all(_settings(data), earlier, operations, in_flight))
 
 
 def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
@@ -100,14 +119,19 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
     checkpointed. Every decision MUST have been accepted. Also fills the directories that S3, S5
     and S6 then measure. Raises NotBuiltError.
     """
-    del data, decisions
-    raise NotBuiltError("ours.import_decisions is not filled in")
+    operations = [_operation(decision) for decision in decisions]
+    with deciding(_settings(data)) as record:
+        started = perf_counter()
+        for start in range(0, len(operations), BATCH_ROWS):
+            answers = drive(turn(record, operations[start : start + BATCH_ROWS]))
+            _require_accepted(answers)
+        return perf_counter() - started
 
 
 def database_files(data: Path) -> tuple[Path, Path]:
     """The SQLite files of the store and of the journal of tenant `main`. Raises NotBuiltError."""
-    del data
-    raise NotBuiltError("ours.database_files is not filled in")
+    settings = _settings(data)
+    return settings.store_file, settings.journal_file
 
 
 # S5, S6: reading in process
@@ -118,8 +142,13 @@ def verify(data: Path) -> float:
 
     May use processes of its own; the baseline uses one. Raises NotBuiltError.
     """
-    del data
-    raise NotBuiltError("ours.verify is not filled in")
+    settings = _settings(data)
+    started = perf_counter()
+    walked = verify_journal(settings.journal_file, settings.tenant)
+    seconds = perf_counter() - started
+    if walked.findings:
+        raise MeasureError(f"verify found {walked.findings[0].detail}")
+    return seconds
 
 
 def replay(data: Path, target: Path) -> float:
@@ -127,14 +156,71 @@ def replay(data: Path, target: Path) -> float:
 
     With all checks of a recovery; durable at the end. Raises NotBuiltError.
     """
-    del data, target
-    raise NotBuiltError("ours.replay is not filled in")
+    settings = _settings(data)
+    aside = load(None, {**_values(target), "journal": str(settings.journal_file.parent)}, {})
+    record = Record(aside)
+    try:
+        drive(record.open_files())
+        drive(record.create_store())
+        started = perf_counter()
+        drive(walk(record, 0, set(), Replay(record.lifecycles)))
+        return perf_counter() - started
+    finally:
+        drive(record.close())
 
 
 def replay_in_memory(data: Path) -> float:
     """Seconds to replay the journal of `data` into entities in memory. Raises NotBuiltError."""
-    del data
-    raise NotBuiltError("ours.replay_in_memory is not filled in")
+    record = Record(_settings(data), read_only=True)
+    try:
+        drive(record.open())
+        started = perf_counter()
+        replay_all = Replay(record.lifecycles)
+        after = 0
+        while rows := drive(record.journal().decisions(after, PAGE)):
+            replay_all.run(rows)
+            after = rows[-1].sequence or after
+        return perf_counter() - started
+    finally:
+        drive(record.close())
+
+
+def _values(data: Path) -> dict[str, Any]:
+    return {"data": str(data), "lifecycle": {TYPE: {"kind": "free"}}}
+
+
+def _settings(data: Path) -> Settings:
+    return load(None, _values(data), {})
+
+
+def _operation(decision: Decision) -> Operation:
+    return Operation(
+        decision.operation, decision.entity, decision.action, decision.body, JSON_TYPE
+    )
+
+
+def _require_accepted(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if not isinstance(answer, Acceptance) or answer.outcome != ACCEPTED:
+            raise MeasureError(f"not accepted: {answer}")
+
+
+async def _accept_all(
+    settings: Settings, earlier: list[Operation], operations: list[Operation], in_flight: int
+) -> float:
+    async with journal.open(settings) as tenant:
+
+        async def client(mine: list[Operation]) -> None:
+            for operation in mine:
+                _require_accepted([await tenant.accept(operation)])
+
+        async def run(part: list[Operation]) -> float:
+            started = perf_counter()
+            await asyncio.gather(*(client(part[i::in_flight]) for i in range(in_flight)))
+            return perf_counter() - started
+
+        await run(earlier)
+        return await run(operations)
 
 
 def _command() -> list[str]:

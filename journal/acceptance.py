@@ -24,6 +24,7 @@ from journal.entry import (
     check_entity,
     check_name,
     check_string,
+    check_time,
     seal,
 )
 from journal.errors import (
@@ -152,6 +153,8 @@ def check_operation(operation: Operation, lifecycles: Mapping[str, Lifecycle]) -
     check_name("body type", operation.body_type, MAX_ACTION)
     for field in ("version", "actor", "principal"):
         check_string(field, getattr(operation, field))
+    if operation.at is not None:
+        check_time("at", operation.at)
     if operation.expected_revision is not None and operation.expected_revision < 0:
         raise Invalid("expected_revision must not be negative", field="expected_revision")
 

@@ -132,9 +132,13 @@ def decode_cursor(text: str, shape: Any) -> Any:
     """The parts of a cursor. Raises Invalid when it is none of ours."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        return msgspec.json.decode(raw, type=shape)
+        parts: tuple[Any, ...] = msgspec.json.decode(raw, type=shape)
     except (ValueError, msgspec.MsgspecError):
-        raise Invalid("this cursor was not given by unrewind", field="after") from None
+        parts = ()
+    numbers = [part for part in parts if isinstance(part, int)]
+    if not parts or any(not 0 <= number <= MAX_INTEGER for number in numbers):
+        raise Invalid("this cursor was not given by unrewind", field="after")
+    return parts
 
 
 async def _authority(record: Record) -> Authority:
@@ -238,7 +242,7 @@ async def _entity_at(
     record: Record, entity: str, lifecycle: Lifecycle, at: str
 ) -> EntityView:
     await check_readable(record)
-    last, until = (int(at), None) if at.isdigit() and len(at) < 16 else (  # noqa: PLR2004 - 2^53
+    last, until = (int(at), None) if at.isdecimal() and at.isascii() and len(at) < 16 else (  # noqa: PLR2004 - 2^53
         MAX_INTEGER,
         parse_time("at", at),
     )

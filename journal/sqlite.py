@@ -180,8 +180,6 @@ class Database:
         index = 0
         try:
             with self.transaction():
-                if fenced:
-                    self.connection.execute("PRAGMA defer_foreign_keys=ON")
                 for index, statement in enumerate(statements):  # noqa: B007 - read below
                     self.run(statement)
                 index = len(statements)

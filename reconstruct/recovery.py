@@ -202,7 +202,9 @@ async def apply(
         faulty = await _faulty(record)
         rebuild = sorted({*found.plan.rebuild, *faulty})
         await _undo(record, found, rebuild)
-        replayed = await _walk(record, found, set(rebuild), replay, progress)
+        replayed = await walk(
+            record, found.base.common, set(rebuild), replay, progress, found.plan.missing
+        )
         for number, entity in enumerate(rebuild, 1):
             await _rebuild(record, entity, replay)
             progress(number, len(rebuild), "rebuilt")
@@ -277,8 +279,9 @@ async def _marker(record: Record) -> Marker:
 
 
 async def _batch(record: Record, statements: Sequence[Statement | Rows]) -> None:
+    fence, *rest = statements
     try:
-        await _store(record).batch(statements)
+        await _store(record).batch([fence, tables.DEFER_FOREIGN_KEYS, *rest])
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     record.saw()
@@ -318,13 +321,20 @@ async def _undo(record: Record, found: Survey, rebuild: Sequence[str]) -> None:
             marker = await _marker(record)
 
 
-async def _walk(
-    record: Record, found: Survey, rebuild: set[str], replay: Replay, progress: Progress
+async def walk(
+    record: Record,
+    after: int,
+    rebuild: set[str],
+    replay: Replay,
+    progress: Progress = silent,
+    total: int = 0,
 ) -> int:
-    """Replay, in sequence order, what the store lacks. Its cost follows what was lost."""
+    """Replay, in sequence order, what the store lacks above ``after``; how many decisions.
+
+    Its cost follows what was lost. Entities in ``rebuild`` only have their bytes kept.
+    """
     done = 0
     log = record.journal()
-    after = found.base.common
     while rows := await log.decisions(after, PAGE):
         with record.lock.held():
             statement = tables.read_heads({row.entity for row in rows} - rebuild)
@@ -333,7 +343,7 @@ async def _walk(
         replay.forget()
         after = rows[-1].sequence or after
         done += len(rows)
-        progress(done, max(found.plan.missing, done), "replayed")
+        progress(done, max(total, done), "replayed")
     return done
 
 

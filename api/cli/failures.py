@@ -109,7 +109,7 @@ def _no_command(error: click.exceptions.NoArgsIsHelpError, *, as_json: bool) -> 
     if sys.stderr.isatty() and not as_json:
         click.echo(error.message, err=True)
         return Code.USAGE
-    path = "unrewind" if error.ctx is None else error.ctx.command_path
+    path = error.ctx.command_path if error.ctx else "unrewind"
     detail = f"a command is missing; `{path} --help` lists them"
     return _report("usage", detail, {}, Code.USAGE, as_json=as_json)
 

@@ -31,9 +31,14 @@ class Flags(Struct):
     json: bool = False
 
 
+def _context() -> click.Context:
+    context: click.Context = click.get_current_context()
+    return context
+
+
 def flags() -> Flags:
     """The common flags of the command that runs."""
-    found: Flags = click.get_current_context().meta.setdefault(_META, Flags())
+    found: Flags = _context().meta.setdefault(_META, Flags())
     return found
 
 
@@ -162,14 +167,14 @@ def main() -> None:
     when the two disagree, and rebuilds what was lost. Commands that inspect or recover work on the
     files alone: beside a live server, beside a hung one, or with none.
     """
-    if click.get_current_context().invoked_subcommand != "serve":
+    if _context().invoked_subcommand != "serve":
         # What a command has to say it says itself, in one line; a server keeps a log.
         logging.getLogger("unrewind").addHandler(logging.NullHandler())
 
 
 def examples(*commands: str) -> str:
     """An epilog that shows commands as they are typed."""
-    return "\n\n".join(["Examples:", *(f"`{command}`" for command in commands)])
+    return "\n\n".join(["Examples:", *(f"- `{command}`" for command in commands)])
 
 
 def existing_file(text: str) -> Path:

@@ -17,7 +17,7 @@ from api.cli.program import common, examples, main, settings
 @click.option("--host", metavar="ADDRESS", help="Where to listen. Default `127.0.0.1`.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Default 8420; 0 takes a free one.")
 @common
-def serve(host: str | None, port: int | None) -> None:
+def serve(host: str | None, port: int | None) -> int:
     """Run the HTTP service until it is told to stop.
 
     The first start founds the tenant. Authentication is always on: make a token with
@@ -25,4 +25,4 @@ def serve(host: str | None, port: int | None) -> None:
     """
     from api.server import serve as run
 
-    run(settings(host=host, port=port))
+    return run(settings(host=host, port=port))

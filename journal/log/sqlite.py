@@ -30,7 +30,7 @@ from journal.sqlite import Database
 
 _COLUMNS = (
     "position, stream, sequence, lower(hex(history)), entity, revision, operation,"
-    " lower(hex(digest)), envelope, body"
+    " lower(hex(digest)), CAST(envelope AS BLOB), body"  # a flipped bit may leave no text
 )
 _FROM = f"SELECT {_COLUMNS} FROM entries"
 _LOOK = Statement(
@@ -77,7 +77,7 @@ def row_of(row: tuple[Any, ...]) -> Row:
         revision,
         operation,
         digest,
-        text.encode(),
+        bytes(text),
         bytes(body),
     )
 

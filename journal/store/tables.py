@@ -44,6 +44,12 @@ _HEAD_ARRAY = (
 
 READ_MARKER = Statement(f"SELECT {_MARKER_COLUMNS} FROM unrewind_marker")
 
+DEFER_FOREIGN_KEYS = Statement("PRAGMA defer_foreign_keys=ON")
+"""For a replay's batches, after the fence: rows of several entities may come in another order.
+
+Costly on the hot path: SQLite expires every prepared statement when a flag changes.
+"""
+
 _decode_heads = msgspec.json.Decoder(list[EntityHead]).decode
 
 

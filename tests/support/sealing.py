@@ -32,7 +32,7 @@ def envelope_of(**changes: Any) -> Envelope:
         actor=None,
         at=MOMENT,
         body=body_of(b"", NO_BODY_TYPE),
-        entity="contract/c-1",
+        entity="contract/1",
         generation=1,
         history=HISTORY,
         lifecycle="1",

@@ -1,0 +1,1 @@
+"""An application in one process with unrewind, its own tables in unrewind's store."""

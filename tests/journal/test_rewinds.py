@@ -1,0 +1,626 @@
+"""P8: a rewound, replaced or torn store is noticed before another decision is acknowledged."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import journal
+from journal.clock import SystemClock
+from journal.detection import Verdict
+from journal.errors import JournalUnavailable, Recovering, Refused
+from journal.filesystem import check_filesystem, filesystem_of
+from journal.record import Record
+from journal.standing import detect
+from journal.status import status
+from journal.worker import drive
+from tests.support.tenants import Tenant, make_settings, operation
+
+ENTITY = "document/7"
+
+
+def seven(tenant: Tenant, folder: Path) -> Path:
+    """Journal at revision 7; a consistent copy of the store at 5."""
+    tenant.decide(ENTITY, *["submit"] * 5, body={"n": 5})
+    copy = tenant.snapshot(folder / "copy")
+    tenant.decide(ENTITY, *["submit"] * 2, body={"n": 7})
+    return copy
+
+
+def refused(tenant: Tenant, verdict: Verdict | None = None) -> None:
+    """The next decision is refused, nothing is journalled for it, and the tenant stays closed."""
+    before = positions(tenant)
+    for _ in range(2):
+        with pytest.raises(Recovering):
+            tenant.turn(operation(ENTITY))
+    assert tenant.record.stop.stands()
+    added = tenant.journal_sql("SELECT stream FROM entries WHERE position > ?", before)
+    assert {stream for (stream,) in added} <= {"control"}
+    found = drive(status(tenant.record))
+    assert found.stage == "closed"
+    if verdict is not None:
+        assert tenant.record.stop.facts()["verdict"] == verdict
+    tenant.diverged()
+
+
+def positions(tenant: Tenant) -> int:
+    count: int = tenant.journal_sql("SELECT max(position) FROM entries")[0][0]
+    return count
+
+
+def side_files(file: Path) -> list[Path]:
+    return [file.with_name(file.name + suffix) for suffix in ("-wal", "-shm")]
+
+
+def by_rename(tenant: Tenant, copy: Path) -> None:
+    tenant.rewind(copy)
+
+
+def by_rename_beside_its_wal(tenant: Tenant, copy: Path) -> None:
+    """Only the database file is replaced; its newer -wal is left."""
+    aside = tenant.settings.store_file.with_name("aside.db")
+    shutil.copyfile(copy, aside)
+    aside.replace(tenant.settings.store_file)
+
+
+def in_place(tenant: Tenant, copy: Path) -> None:
+    shutil.copyfile(copy, tenant.settings.store_file)
+
+
+def in_place_and_side_files_gone(tenant: Tenant, copy: Path) -> None:
+    shutil.copyfile(copy, tenant.settings.store_file)
+    for path in side_files(tenant.settings.store_file):
+        path.unlink(missing_ok=True)
+
+
+def in_place_with_old_times(tenant: Tenant, copy: Path) -> None:
+    """As a backup tool does that sets the file's times afterwards."""
+    before = tenant.settings.store_file.stat()
+    shutil.copyfile(copy, tenant.settings.store_file)
+    times = (before.st_atime_ns, before.st_mtime_ns)
+    os.utime(tenant.settings.store_file, ns=times)
+
+
+def removed(tenant: Tenant, _copy: Path) -> None:
+    for path in (tenant.settings.store_file, *side_files(tenant.settings.store_file)):
+        path.unlink(missing_ok=True)
+
+
+def emptied(tenant: Tenant, _copy: Path) -> None:
+    for path in side_files(tenant.settings.store_file):
+        path.unlink(missing_ok=True)
+    aside = tenant.settings.store_file.with_name("aside.db")
+    aside.touch()
+    aside.replace(tenant.settings.store_file)
+
+
+def another_tenants(tenant: Tenant, _copy: Path) -> None:
+    other = Tenant(make_settings(tenant.settings.home.parent, tenant="other"))
+    other.decide(ENTITY, "submit")
+    file = other.settings.store_file
+    other.finish()
+    tenant.rewind(file)
+
+
+WAYS: dict[str, Callable[[Tenant, Path], None]] = {
+    "by rename": by_rename,
+    "by rename, its newer -wal left": by_rename_beside_its_wal,
+    "overwritten in place": in_place,
+    "overwritten in place, side files gone": in_place_and_side_files_gone,
+    "overwritten in place, old times": in_place_with_old_times,
+    "removed": removed,
+    "emptied": emptied,
+    "another tenant's": another_tenants,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_p8_r6_a_store_rewound_under_the_open_record_decides_nothing(
+    tenant: Tenant, tmp_path: Path, way: str
+) -> None:
+    WAYS[way](tenant, seven(tenant, tmp_path))
+    refused(tenant)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_p8_r6_a_store_rewound_after_a_clean_stop_decides_nothing(
+    settings: journal.Settings, tmp_path: Path, way: str
+) -> None:
+    tenant = Tenant(settings)
+    copy = seven(tenant, tmp_path)
+    stop_clean(tenant)
+    WAYS[way](tenant, copy)
+    tenant.open()
+    refused(tenant)
+    tenant.finish()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_p8_r6_a_store_rewound_while_stopped_opens_closed(
+    settings: journal.Settings, tmp_path: Path, way: str
+) -> None:
+    tenant = Tenant(settings)
+    copy = seven(tenant, tmp_path)
+    stop_clean(tenant)
+    WAYS[way](tenant, copy)
+
+    async def serve() -> None:
+        async with journal.open(settings) as opened:
+            with pytest.raises(Recovering):
+                await opened.accept(operation(ENTITY))
+            with pytest.raises(Recovering):
+                await opened.entity(ENTITY)
+            found = await opened.status()
+            assert found.stage == "closed"
+            assert found.verdict not in {"clean", "crashed"}
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("way", ["overwritten in place", "overwritten in place, old times"])
+def test_p8_a_torn_store_is_never_remembered_as_sound_by_a_clean_stop(
+    settings: journal.Settings, tmp_path: Path, way: str
+) -> None:
+    """Overwritten under an idle server that is then stopped: the next start must see it."""
+    copies: list[Path] = []
+
+    async def serve() -> None:
+        async with journal.open(settings) as opened:
+            for _ in range(5):
+                await opened.accept(operation(ENTITY, "submit", {"n": 5}))
+            copies.append(await opened.write(snapshot, tmp_path))
+            for _ in range(2):
+                await opened.accept(operation(ENTITY, "submit", {"n": 7}))
+            assert (await opened.detect(deep=True)).verdict.sound
+            shell = Shell(settings)
+            WAYS[way](shell, copies[0])  # type: ignore[arg-type]
+
+    asyncio.run(serve())
+
+    async def again() -> None:
+        async with journal.open(settings) as opened:
+            with pytest.raises(Recovering):
+                await opened.accept(operation(ENTITY))
+
+    asyncio.run(again())
+
+
+class Shell:
+    """What overwriting needs of a tenant."""
+
+    def __init__(self, settings: journal.Settings) -> None:
+        self.settings = settings
+
+
+async def snapshot(record: Record, folder: Path) -> Path:
+    assert record.store is not None
+    target = folder / "copy.db"
+    record.store.database.copy_to(target)
+    return target
+
+
+def stop_clean(tenant: Tenant) -> None:
+    finding = drive(detect(tenant.record, deep=True))
+    assert finding.verdict.sound
+    drive(tenant.record.close_and_mark())
+    tenant.close()
+
+
+def test_p8_r6_the_refusal_survives_putting_the_newer_store_back(
+    tenant: Tenant, tmp_path: Path
+) -> None:
+    """R19: un-rewinding does not by itself undo what was found."""
+    copy = seven(tenant, tmp_path)
+    newest = tenant.snapshot(tmp_path / "newest")
+    tenant.rewind(copy)
+    refused(tenant, Verdict.REWOUND)
+    tenant.rewind(newest)
+    with pytest.raises(Recovering):
+        tenant.turn(operation(ENTITY))
+
+
+def test_p8_a_row_that_differs_under_a_fitting_marker_is_rewound(tenant: Tenant) -> None:
+    tenant.decide(ENTITY, "submit", body={"n": 1})
+    tenant.sql("UPDATE unrewind_entities SET data = '{\"n\":2}'")
+    assert drive(detect(tenant.record, deep=False)).verdict is Verdict.CLEAN
+    assert drive(detect(tenant.record, deep=True)).verdict is Verdict.REWOUND
+    refused(tenant)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE unrewind_entities SET revision = 1 WHERE entity = 'document/7'",
+        "UPDATE unrewind_entities SET digest = x'00' WHERE entity = 'document/7'",
+        "DELETE FROM unrewind_entities WHERE entity = 'document/7'",
+        "INSERT INTO unrewind_entities SELECT 'document/8', revision, history, digest, sequence,"
+        " state, version, data FROM unrewind_entities WHERE entity = 'document/7'",
+    ],
+)
+def test_p8_every_head_is_compared_at_a_start_after_a_crash(
+    settings: journal.Settings, change: str
+) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit", "approve")
+    tenant.decide("document/9", "submit")
+    tenant.sql(change)
+    tenant.close()
+
+    async def serve() -> Verdict:
+        async with journal.open(settings) as opened:
+            with pytest.raises(Recovering):
+                await opened.accept(operation("document/9", "approve"))
+            return Verdict((await opened.status()).verdict)
+
+    assert asyncio.run(serve()) is Verdict.REWOUND
+
+
+async def test_s10_a_start_after_a_clean_stop_trusts_the_file_and_any_other_does_not(
+    settings: journal.Settings,
+) -> None:
+    async with journal.open(settings) as first:
+        await first.accept(operation(ENTITY))
+    assert not any(path.exists() for path in side_files(settings.store_file))
+    assert await trusted(settings)
+    os.utime(settings.store_file)
+    assert not await trusted(settings)
+
+
+async def trusted(settings: journal.Settings) -> bool:
+    record = Record(settings)
+    await record.open()
+    found = record.stopped_clean()
+    await record.close()
+    return found
+
+
+# The journal's side.
+
+
+def test_r10_a_missing_journal_beside_a_store_is_journal_rewound_not_a_first_start(
+    settings: journal.Settings,
+) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    settings.journal_file.unlink()
+    tenant.open()
+    assert drive(detect(tenant.record, deep=True)).verdict is Verdict.JOURNAL_REWOUND
+    with pytest.raises(Recovering):
+        tenant.turn(operation(ENTITY))
+    assert tenant.record.stop.facts()["verdict"] == Verdict.JOURNAL_REWOUND
+    assert not settings.journal_file.exists()
+    assert drive(status(tenant.record)).verdict == Verdict.JOURNAL_REWOUND
+    tenant.close()
+
+
+def test_r10_a_rewound_journal_is_told_and_nothing_is_appended_to_it(
+    settings: journal.Settings, tmp_path: Path
+) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.reopen()
+    old = tmp_path / "old.db"
+    tenant.log.database.copy_to(old)
+    tenant.decide(ENTITY, "submit", "submit")
+    tenant.reopen()
+    drive(detect(tenant.record, deep=True))
+    accepted = tenant.accept(operation("document/8"))
+    tenant.close()
+    shutil.copyfile(old, settings.journal_file)
+    for path in side_files(settings.journal_file):
+        path.unlink(missing_ok=True)
+    before = settings.journal_file.read_bytes()
+    tenant.open()
+    with pytest.raises(Recovering):
+        tenant.turn(operation("document/8", id=accepted.operation))
+    assert tenant.record.stop.facts()["verdict"] == Verdict.JOURNAL_REWOUND
+    tenant.close()
+    assert settings.journal_file.read_bytes() == before
+
+
+def test_p9_a_journal_cut_to_nothing_is_closed(settings: journal.Settings) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    settings.journal_file.write_bytes(b"")
+    tenant.open()
+    with pytest.raises((Recovering, JournalUnavailable)):
+        tenant.turn(operation(ENTITY))
+    assert drive(status(tenant.record)).stage == "closed"
+    tenant.close()
+
+
+async def test_p9_a_server_over_a_journal_that_is_no_database_starts_closed(
+    settings: journal.Settings,
+) -> None:
+    async with journal.open(settings) as first:
+        await first.accept(operation(ENTITY))
+    settings.journal_file.write_bytes(b"not a database" * 1000)
+    async with journal.open(settings) as opened:
+        with pytest.raises((Recovering, JournalUnavailable)):
+            await opened.accept(operation(ENTITY))
+        assert (await opened.status()).stage == "closed"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM entries WHERE stream = 'control' AND sequence = 2",
+        "DELETE FROM entries WHERE stream = 'control'",
+        "DELETE FROM authority",
+        "UPDATE authority SET stage = 'internal'",
+        "UPDATE authority SET generation = 9",
+        "UPDATE entries SET body = x'7b7d' WHERE stream = 'control' AND sequence = 1",
+        "UPDATE entries SET envelope = replace(envelope, 'open', 'shut') WHERE sequence = 1"
+        " AND stream = 'control'",
+        "UPDATE entries SET digest = x'00' WHERE stream = 'control' AND sequence = 3",
+    ],
+)
+def test_p9_unreadable_control_is_closed(settings: journal.Settings, damage: str) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.put_in_force()
+    tenant.put_in_force()
+    for trigger in ("entries_no_update", "entries_no_delete"):
+        tenant.journal_sql(f"DROP TRIGGER {trigger}")
+    tenant.journal_sql(damage)
+    tenant.reopen()
+    before = positions(tenant)
+    with pytest.raises(Recovering):
+        tenant.turn(operation(ENTITY))
+    assert positions(tenant) == before
+    assert tenant.record.stop.facts()["verdict"] == Verdict.CLOSED
+    assert drive(status(tenant.record)).stage == "closed"
+    tenant.close()
+
+
+def test_p9_control_damaged_under_the_open_record_is_closed(settings: journal.Settings) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.journal_sql("UPDATE authority SET generation = 2")
+    with pytest.raises(Recovering):
+        tenant.turn(operation(ENTITY))
+    tenant.close()
+
+
+def test_p9_a_stop_file_that_cannot_be_read_still_stands(tenant: Tenant) -> None:
+    tenant.record.stop.path.write_bytes(b"\xff")
+    with pytest.raises(Recovering):
+        tenant.turn(operation(ENTITY))
+    tenant.record.stop.take_down()
+    assert tenant.decide(ENTITY, "submit")[0].revision == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [({"instance": "production"}, Verdict.CLOSED), ({"tenant": "other"}, Verdict.CLOSED)],
+    ids=["another instance", "another tenant"],
+)
+def test_r18_r22_a_journal_of_another_tenant_or_instance_is_refused(
+    settings: journal.Settings, changes: dict[str, str], verdict: Verdict
+) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    other = msgspec.structs.replace(settings, **changes)
+    for mine, theirs in (
+        (settings.store_file, other.store_file),
+        (settings.journal_file, other.journal_file),
+    ):
+        if mine != theirs:
+            shutil.copyfile(mine, theirs)
+    before = other.journal_file.read_bytes()
+    opened = Tenant(other)
+    with pytest.raises(Recovering):
+        opened.turn(operation(ENTITY))
+    assert opened.record.stop.facts()["verdict"] == verdict
+    opened.close()
+    assert other.journal_file.read_bytes() == before
+
+
+def test_r8_a_store_of_another_founding_is_noticed(settings: journal.Settings) -> None:
+    """Two tenants of one name: the store of one beside the journal of the other."""
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    aside = settings.store_file.with_name("first.db")
+    settings.store_file.rename(aside)
+    settings.journal_file.unlink()
+    second = Tenant(settings)
+    second.decide(ENTITY, "submit")
+    second.close()
+    aside.replace(settings.store_file)
+    second.open()
+    with pytest.raises(Recovering):
+        second.turn(operation(ENTITY))
+    second.diverged()
+    second.finish()
+
+
+# Founding.
+
+FOUND = """
+import os, signal, sys
+from journal.record import Record
+from journal.worker import drive
+from tests.support.tenants import make_settings
+from pathlib import Path
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(Record, sys.argv[2], die)
+drive(Record(make_settings(Path(sys.argv[1]))).open())
+"""
+
+
+def killed_at(folder: Path, method: str) -> None:
+    """Open a tenant in a process that is killed as it enters ``method``."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FOUND, str(folder), method],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def founded_journal(tmp_path: Path) -> Iterator[journal.Settings]:
+    """A journal that holds its founding, and no store: killed between the two."""
+    killed_at(tmp_path, "_finish_founding")
+    settings = make_settings(tmp_path)
+    assert settings.journal_file.exists()
+    assert not settings.store_file.exists()
+    return settings
+
+
+def test_p11_a_founding_killed_between_journal_and_store_is_finished(
+    founded_journal: journal.Settings,
+) -> None:
+    tenant = Tenant(founded_journal)
+    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    tenant.finish()
+
+
+def test_p11_a_founding_killed_before_anything_is_begun_anew(tmp_path: Path) -> None:
+    killed_at(tmp_path, "_found")
+    tenant = Tenant(make_settings(tmp_path))
+    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    tenant.finish()
+
+
+def test_p11_a_founding_killed_over_an_empty_store_file_is_finished(
+    founded_journal: journal.Settings,
+) -> None:
+    founded_journal.store_file.parent.mkdir(parents=True)
+    founded_journal.store_file.touch()
+    tenant = Tenant(founded_journal)
+    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    tenant.finish()
+
+
+def test_p11_a_founding_killed_before_the_stores_first_marker_is_finished(
+    founded_journal: journal.Settings,
+) -> None:
+    from journal.store.sqlite import SqliteStore
+
+    SqliteStore(founded_journal.store_file, create=True).database.close()
+    tenant = Tenant(founded_journal)
+    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    tenant.finish()
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["an empty file", "tables alone"])
+def test_p11_a_founding_killed_before_its_entry_is_begun_anew(
+    settings: journal.Settings, tables: bool
+) -> None:
+    from journal.log.sqlite import SqliteLog
+
+    settings.journal_file.parent.mkdir(parents=True)
+    if tables:
+        SqliteLog(settings.journal_file, create=True).database.close()
+    else:
+        settings.journal_file.touch()
+    tenant = Tenant(settings)
+    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    tenant.finish()
+
+
+def test_an_empty_store_beside_a_journal_with_decisions_is_replaced(
+    settings: journal.Settings,
+) -> None:
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    settings.store_file.unlink()
+    for content in (None, b""):
+        if content is not None:
+            settings.store_file.write_bytes(content)
+        tenant.open()
+        assert drive(detect(tenant.record, deep=False)).verdict is Verdict.REPLACED
+        tenant.diverged()
+        tenant.close()
+
+
+def test_nothing_is_founded_where_it_was_not_asked_for(settings: journal.Settings) -> None:
+    record = Record(settings, SystemClock())
+    with pytest.raises(Refused):
+        drive(record.open(create=False))
+    drive(record.close())
+    assert not settings.journal_file.exists()
+    assert not settings.store_file.exists()
+
+
+# R14: where the files lie.
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:44 / /srv/data rw,relatime shared:9 - nfs4 server:/export rw
+31 30 254:1 / /srv/data/local rw - xfs /dev/vdb rw
+32 22 0:45 / /srv/with\\040space rw - fuse.sshfs user@host:/ rw
+33 22 254:1 / /srv/over rw - nfs server:/a rw
+34 22 254:1 / /srv/over rw - ext4 /dev/vdc rw
+garbage
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Path:
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTS, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/", "ext4"),
+        ("/home/x", "ext4"),
+        ("/srv/data", "nfs4"),
+        ("/srv/data/a/b", "nfs4"),
+        ("/srv/database", "ext4"),
+        ("/srv/data/local/x", "xfs"),
+        ("/srv/with space/x", "fuse.sshfs"),
+        ("/srv/over/x", "ext4"),
+    ],
+)
+def test_r14_the_filesystem_is_the_innermost_mounts(mounts: Path, path: str, wanted: str) -> None:
+    assert filesystem_of(Path(path), mounts) == wanted
+
+
+@pytest.mark.parametrize("path", ["/srv/data/x", "/srv/with space/x"])
+def test_r14_a_network_filesystem_is_refused_naming_the_override(mounts: Path, path: str) -> None:
+    with pytest.raises(Refused, match="allow_network_filesystem = true"):
+        check_filesystem(Path(path), mounts)
+
+
+def test_r14_a_local_or_unknown_filesystem_passes(mounts: Path, tmp_path: Path) -> None:
+    check_filesystem(Path("/srv/data/local"), mounts)
+    assert filesystem_of(Path("/"), tmp_path / "absent") is None
+    check_filesystem(Path("/"), tmp_path / "absent")
+
+
+def test_r14_a_tenant_on_a_network_filesystem_is_refused_unless_allowed(
+    settings: journal.Settings, mounts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts.write_text("22 1 0:9 / / rw - nfs4 server:/ rw\n", encoding="utf-8")
+    real = check_filesystem
+    monkeypatch.setattr("journal.record.check_filesystem", lambda path: real(path, mounts))
+    record = Record(settings)
+    with pytest.raises(Refused, match="network filesystem"):
+        drive(record.open())
+    drive(record.close())
+    tenant = Tenant(msgspec.structs.replace(settings, allow_network_filesystem=True))
+    assert "network filesystems are allowed" in " ".join(drive(status(tenant.record)).failure_scope)
+    tenant.finish()
