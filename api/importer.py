@@ -7,6 +7,7 @@ so an import that was interrupted is run again: what is known already is found a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
 
@@ -56,7 +57,8 @@ class Tally(Struct):
 class Importer:
     """Decides rows over a writing record; ``tally`` is true at any time.
 
-    With ``strict`` the first row that is refused ends the import before any later row is decided;
+    ``shield`` is entered around each turn, to keep an interruption from tearing one apart. With
+    ``strict`` the first row that is refused ends the import before any later row is decided;
     rows are then decided one by one.
     """
 
@@ -65,14 +67,14 @@ class Importer:
         record: Record,
         *,
         strict: bool = False,
-        stopped: Callable[[], bool] = lambda: False,
+        shield: AbstractContextManager[None] | None = None,
         after_batch: Callable[[Tally], None] = lambda _: None,
     ) -> None:
         self.tally = Tally()
         self._record = record
         self._strict = strict
         self._limit = 1 if strict else BATCH_ROWS
-        self._stopped = stopped
+        self._shield = shield or nullcontext()
         self._after_batch = after_batch
 
     def run(self, rows: Iterator[Row]) -> Tally:
@@ -90,11 +92,13 @@ class Importer:
             if isinstance(made, Operation):
                 size += len(made.body)
             if len(batch) >= limit or size >= BATCH_BYTES:
-                self._decide(batch)
+                with self._shield:
+                    self._decide(batch)
                 batch, size = [], 0
-                if self._stopped() or (self._strict and self.tally.refused):
+                if self._strict and self.tally.refused:
                     return self.tally
-        self._decide(batch)
+        with self._shield:
+            self._decide(batch)
         return self.tally
 
     def _decide(self, batch: Sequence[Row]) -> None:

@@ -11,10 +11,6 @@ from typing import Literal
 from benchmarks.machine import Noise
 
 
-class NotBuiltError(Exception):
-    """The unrewind side of a measure does not exist yet; the message says what is missing."""
-
-
 class MeasureError(Exception):
     """A side did something other than what is measured, so it has no figure."""
 
@@ -112,7 +108,7 @@ class Measure:
 
 def why(error: Exception) -> str:
     """The reason of a row that has no figure."""
-    if isinstance(error, NotBuiltError | MeasureError):
+    if isinstance(error, MeasureError):
         return str(error)
     return f"failed with {type(error).__name__}: {error}"
 

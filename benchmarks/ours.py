@@ -1,7 +1,5 @@
 """The unrewind side of every measure. Nothing else in this package knows unrewind's code.
 
-Until a function is filled in, it raises `NotBuiltError` and its rows read "not measured".
-
 Functions that are timed return seconds of `time.perf_counter` around the work itself: what comes
 before it (imports, opening a tenant, converting a `Decision` to unrewind's own type) and after it
 (closing) stays outside, as it does on the other side. Each runs in a fresh process with no running
@@ -12,7 +10,8 @@ import asyncio
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,11 +20,14 @@ from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 
 import journal
+from api.app import build
+from api.auth import NEEDS
 from api.opening import deciding
-from benchmarks.measure import MeasureError, NotBuiltError
+from benchmarks.measure import MeasureError
 from benchmarks.workload import TYPE, Decision
-from journal import Acceptance, Operation, Settings
+from journal import Acceptance, Journal, Operation, Settings
 from journal.acceptance import ACCEPTED
+from journal.control import Role
 from journal.entry import JSON_TYPE
 from journal.record import Record
 from journal.settings import load
@@ -45,6 +47,9 @@ CONFIG = f'[lifecycle.{TYPE}]\nkind = "free"\n'
 DECISIONS = "/v1/main/decisions"
 HEALTH = "/health/ready"
 
+AS_WRITER = {NEEDS: Role.WRITER}
+"""What a baseline's route declares so that it asks for the role that `POST decisions` asks for."""
+
 ENTRY_BYTES = "SELECT envelope, body FROM entries"
 """Reads from the journal's file the bytes of every entry, two blobs or texts a row."""
 
@@ -55,7 +60,7 @@ ENTRY_BYTES = "SELECT envelope, body FROM entries"
 def new_tenant(data: Path) -> str:
     """Make `data` ready for `serve_command` and return a writer's token.
 
-    Writes `CONFIG`, founds control, makes one token. Raises NotBuiltError.
+    Writes `CONFIG`, founds control, makes one token.
     """
     config = data.with_suffix(".toml")
     config.write_text(CONFIG)
@@ -66,14 +71,14 @@ def new_tenant(data: Path) -> str:
         text=True,
     )
     if made.returncode != 0:
-        raise NotBuiltError(f"`unrewind token create` failed: {_last_line(made.stderr)}")
+        raise MeasureError(f"`unrewind token create` failed: {_last_line(made.stderr)}")
     return made.stdout.strip()
 
 
 def serve_command(data: Path, port: int) -> list[str]:
     """The command of a real server over `data`: what a user starts, with no flag to make it fast.
 
-    It answers `HEALTH` once it can accept decisions. Raises NotBuiltError.
+    It answers `HEALTH` once it can accept decisions.
     """
     return [*_command(), "serve", *_place(data), "--port", str(port)]
 
@@ -84,15 +89,20 @@ def same_stack(handlers: Sequence[HTTPRouteHandler], data: Path) -> tuple[Litest
     Everything that a request passes on its way to `POST decisions` MUST be there: the same
     authentication middleware over the tokens of `data` (made by `new_tenant`, this process is the
     only one on it), body limit, exception handlers, telemetry. Nothing that a request does not
-    pass, such as the writer, needs to run. Raises NotBuiltError.
+    pass, such as the writer, needs to run.
     """
-    del handlers, data
-    raise NotBuiltError("ours.same_stack is not filled in")
+    token = new_tenant(data)
+    tenant = Journal(_settings(data))
 
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        await tenant.start()
+        try:
+            yield
+        finally:
+            await tenant.stop()
 
-def uvicorn_options() -> dict[str, Any]:
-    """The keyword arguments of `uvicorn.Config` in `unrewind serve`, without host, port and app."""
-    return {"access_log": False, "log_level": "warning"}
+    return build(tenant, handlers, [lifespan]), token
 
 
 # S3, S4: writing in process
@@ -105,7 +115,7 @@ def accept_in_flight(
 
     `data` holds earlier decisions on the same entities. `warm_up` is accepted first, in the same
     way and on the same open tenant, before the clock starts (the write-ahead logs reach their size
-    meanwhile). Every answer MUST be an acceptance, else MeasureError. Raises NotBuiltError.
+    meanwhile). Every answer MUST be an acceptance, else MeasureError.
     """
     earlier = [_operation(decision) for decision in warm_up]
     operations = [_operation(decision) for decision in decisions]
@@ -117,7 +127,7 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
 
     `data` may be absent, or hold earlier decisions. Afterwards the files are closed and
     checkpointed. Every decision MUST have been accepted. Also fills the directories that S3, S5
-    and S6 then measure. Raises NotBuiltError.
+    and S6 then measure.
     """
     operations = [_operation(decision) for decision in decisions]
     with deciding(_settings(data)) as record:
@@ -129,7 +139,7 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
 
 
 def database_files(data: Path) -> tuple[Path, Path]:
-    """The SQLite files of the store and of the journal of tenant `main`. Raises NotBuiltError."""
+    """The SQLite files of the store and of the journal of tenant `main`."""
     settings = _settings(data)
     return settings.store_file, settings.journal_file
 
@@ -140,7 +150,7 @@ def database_files(data: Path) -> tuple[Path, Path]:
 def verify(data: Path) -> float:
     """Seconds for what `unrewind verify` does with every entry; MUST end without a finding.
 
-    May use processes of its own; the baseline uses one. Raises NotBuiltError.
+    May use processes of its own; the baseline uses one.
     """
     settings = _settings(data)
     started = perf_counter()
@@ -154,7 +164,7 @@ def verify(data: Path) -> float:
 def replay(data: Path, target: Path) -> float:
     """Seconds to replay the journal of `data` into the rows of a new store in `target`.
 
-    With all checks of a recovery; durable at the end. Raises NotBuiltError.
+    With all checks of a recovery; durable at the end.
     """
     settings = _settings(data)
     aside = load(None, {**_values(target), "journal": str(settings.journal_file.parent)}, {})
@@ -170,7 +180,7 @@ def replay(data: Path, target: Path) -> float:
 
 
 def replay_in_memory(data: Path) -> float:
-    """Seconds to replay the journal of `data` into entities in memory. Raises NotBuiltError."""
+    """Seconds to replay the journal of `data` into entities in memory."""
     record = Record(_settings(data), read_only=True)
     try:
         drive(record.open())
@@ -227,7 +237,7 @@ def _command() -> list[str]:
     """The `unrewind` of this interpreter's environment."""
     found = shutil.which("unrewind", path=str(Path(sys.executable).parent))
     if found is None:
-        raise NotBuiltError("there is no `unrewind` command in this Python environment")
+        raise MeasureError("there is no `unrewind` command in this Python environment")
     return [found]
 
 

@@ -89,7 +89,7 @@ def single_decisions(context: Context) -> Result:
             ceiling = [bare.rate() for _ in range(3)]
     sides = {"no-op": noop} if isinstance(own, str) else {"no-op": noop, "ours": own}
     also = [Figure("load generator's ceiling", "requests/s", ceiling)]
-    notes = [f"the no-op's stack is {running.theirs.about}"]
+    notes: list[str] = []
     for name, side in sides.items():
         busy = side.each(lambda report: report.cpu / report.seconds)
         also += [
@@ -126,7 +126,7 @@ def one_at_a_time(context: Context) -> Result:
     ]
     if not isinstance(own, str):
         also.append(Figure("ours, p99", "ms", own.each(lambda report: report.p99)))
-    return Result("ms", pairs, also, [f"the baseline's stack is {running.theirs.about}"])
+    return Result("ms", pairs, also)
 
 
 def _compared(

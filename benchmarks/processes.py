@@ -21,11 +21,10 @@ STOP_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Target:
-    """A running server; `about` says which stack answers."""
+    """A running server."""
 
     port: int
     token: str
-    about: str = ""
 
 
 class Generator:
@@ -87,12 +86,12 @@ def baseline(folder: Path) -> Iterator[Target]:
     """The server of `stack.py`, with its data in `folder`."""
     with _child([sys.executable, "-m", "benchmarks.stack", str(folder)]) as child:
         ready = _line(child, "the baseline server")
-        yield Target(ready["port"], ready["token"], ready["stack"])
+        yield Target(ready["port"], ready["token"])
 
 
 @contextmanager
 def unrewind(data: Path) -> Iterator[Target]:
-    """`unrewind serve` over a new tenant in `data`. Raises NotBuiltError, MeasureError."""
+    """`unrewind serve` over a new tenant in `data`. Raises MeasureError."""
     token = ours.new_tenant(data)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -21,12 +21,12 @@ def verify(context: Context) -> Result:
         entries, _ = _hashed(source, each=False)
 
         def mine() -> float:
-            return entries / isolated(ours.verify, source.own())
+            return entries / isolated(ours.verify, source.data)
 
         pairs = context.pairs(lambda: _hash_rate(source, each=False), mine)
         each = [_hash_rate(source, each=True) for _ in range(context.rounds)]
     also = [Figure("the same with a digest for each part", "entries/s", each)]
-    return Result("entries/s", pairs, also, source.notes)
+    return Result("entries/s", pairs, also)
 
 
 def replay(context: Context) -> Result:
@@ -41,7 +41,7 @@ def replay(context: Context) -> Result:
             return decisions.count / isolated(peer.replay, database, decisions)
 
         def mine() -> float:
-            data = source.own()
+            data = source.data
             with context.folder() as target:
                 return decisions.count / isolated(ours.replay, data, target)
 
@@ -56,7 +56,7 @@ def _in_memory(
     if pairs.reason is not None:
         return [], []
     try:
-        took = [isolated(ours.replay_in_memory, source.own()) for _ in range(context.rounds)]
+        took = [isolated(ours.replay_in_memory, source.data) for _ in range(context.rounds)]
     except Exception as error:  # noqa: BLE001 - reported below the row, with its reason
         return [], [f"in memory: not measured: {why(error)}"]
     return [Figure("ours, in memory", "events/s", [decisions.count / one for one in took])], []
@@ -69,4 +69,4 @@ def _hash_rate(source: material.Material, *, each: bool) -> float:
 
 def _hashed(source: material.Material, *, each: bool) -> tuple[int, float]:
     path: Path = source.journal
-    return isolated(floors.read_and_hash, path, source.entry_bytes, each=each)
+    return isolated(floors.read_and_hash, path, ours.ENTRY_BYTES, each=each)

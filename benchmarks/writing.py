@@ -50,13 +50,12 @@ def import_in_batches(context: Context) -> Result:
             return decisions.count / took
 
         def mine() -> float:
-            source.own()
             with context.folder() as into:
                 took = isolated(material.import_slice, into / "data", decisions)
             return decisions.count / took
 
         pairs = context.pairs(theirs, mine)
-    return Result("decisions/s", pairs, notes=source.notes)
+    return Result("decisions/s", pairs)
 
 
 def _accepted(context: Context, entities: int) -> Pairs:

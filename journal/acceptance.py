@@ -40,7 +40,7 @@ ACCEPTED = "accepted"
 DUPLICATE = "duplicate"
 
 
-class Operation(Struct, frozen=True):
+class Operation(Struct, frozen=True, gc=False):
     """A caller's intention, under an ID that the caller chose.
 
     ``at`` is in the entry format's form or None (then it is the time of recording). ``body`` is kept
@@ -60,7 +60,7 @@ class Operation(Struct, frozen=True):
     at: str | None = None
 
 
-class Acceptance(Struct, frozen=True):
+class Acceptance(Struct, frozen=True, gc=False):
     """The receipt for an operation: the decision it became, now or earlier.
 
     ``durable_through`` is the revision through which the journal held the entity's history without
@@ -90,7 +90,7 @@ class Place(Struct, frozen=True):
     digest: str
 
 
-class EntityHead(Struct, frozen=True, array_like=True):
+class EntityHead(Struct, frozen=True, array_like=True, gc=False):
     """An entity as the store holds it after its last decision. ``data`` is stored text."""
 
     entity: str
@@ -103,7 +103,7 @@ class EntityHead(Struct, frozen=True, array_like=True):
     data: str
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """An entry together with the entity row that it leads to."""
 
     entry: Entry

@@ -33,9 +33,10 @@ MAX_RELEASES = 64
 
 # The fields of every struct stand in code-point order, which for these names is RFC 8785's order;
 # msgspec writes fields in the order of their declaration and strings in RFC 8785's escaping.
+# gc=False: these hold no cycles, and many are alive at once in a batch.
 
 
-class Predecessor(Struct, frozen=True, forbid_unknown_fields=True):
+class Predecessor(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The decision before this one, possibly in an earlier history."""
 
     digest: str
@@ -43,7 +44,7 @@ class Predecessor(Struct, frozen=True, forbid_unknown_fields=True):
     revision: int
 
 
-class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
+class Outcome(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """State reached, and SHA-256 of the entity's data as stored (null: the caller owns the store)."""
 
     data: str | None
@@ -62,7 +63,7 @@ class Release(Struct, frozen=True, forbid_unknown_fields=True):
     version: str | None
 
 
-class Body(Struct, frozen=True, forbid_unknown_fields=True):
+class Body(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What the body bytes must hash to, their length in bytes and their media type."""
 
     sha256: str
@@ -70,7 +71,7 @@ class Body(Struct, frozen=True, forbid_unknown_fields=True):
     type: str
 
 
-class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What was decided and where it belongs in the history."""
 
     action: str
@@ -94,7 +95,7 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     version: str | None
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """An envelope with the exact bytes it was read from or sealed as.
 
     ``text`` is the envelope as UTF-8, ``digest`` 64 lowercase hex digits.

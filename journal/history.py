@@ -28,7 +28,7 @@ class Flaw(StrEnum):
     DIVERGENT = "divergent"
 
 
-class Link(Struct, frozen=True):
+class Link(Struct, frozen=True, gc=False):
     """What continuity needs to know of an entry."""
 
     revision: int
@@ -37,7 +37,7 @@ class Link(Struct, frozen=True):
     predecessor: Predecessor | None
 
 
-class Head(Struct, frozen=True):
+class Head(Struct, frozen=True, gc=False):
     """The last link of a continuous chain; revision 0 is the beginning of every chain."""
 
     revision: int = 0

@@ -320,8 +320,13 @@ async def standing(record: Record, entity: str, lifecycle: Lifecycle) -> gates.S
     through = min([newest.revision, *(flaw.durable_through for flaw in flaws)])
     state = ""
     for row in await _rows(record, entity, through, through, 1):
-        state = _entry(row).envelope.outcome.state
-    return gates.Standing(entity, newest.revision, through, state, not flaws, sentences)
+        try:
+            state = _entry(row).envelope.outcome.state
+        except HistoryIncomplete as damage:
+            # An answer all the same: a hold, or a chain with this revision marked in it.
+            sentences = (*sentences, damage.detail)
+            through -= 1
+    return gates.Standing(entity, newest.revision, through, state, not sentences, sentences)
 
 
 async def read_gate(record: Record, entity: str, revision: int | None) -> gates.Ruling:

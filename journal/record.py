@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,7 +38,7 @@ from journal.log.sqlite import SqliteLog
 from journal.projection import Projection, load_projections
 from journal.settings import Settings
 from journal.sql import Statement
-from journal.sqlite import Stamp, stamp_of, sync_directory
+from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
@@ -107,8 +107,8 @@ class Record:
         await self.close_files()
         settings = self.settings
         found = stamp_of(settings.store_file)
-        wal = settings.store_file.with_name(settings.store_file.name + "-wal")
-        settled = companion or not wal.exists()
+        wal = stamp_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
+        settled = companion or wal is None or wal.size == 0  # a reader leaves an empty one
         self._trusted = settled and found is not None and read_seen(self.seen_file) == found
         if settings.journal_file.exists():
             with contextlib.suppress(Unreachable, Damaged):
@@ -138,17 +138,18 @@ class Record:
             f"control-{self.clock.fresh()}",
             now,
         )
-        log = SqliteLog(settings.journal_file, create=True)
-        try:
-            await log.append(
-                Append(
-                    entries=[(CONTROL, entry)],
-                    becomes=controls.fold([entry], settings.tenant).authority,
-                ),
-                Look(0, None, None, 0, flawed=False),
-            )
-        finally:
-            await log.close()
+        with _whole_or_absent(settings.journal_file) as aside:
+            log = SqliteLog(aside, create=True)
+            try:
+                await log.append(
+                    Append(
+                        entries=[(CONTROL, entry)],
+                        becomes=controls.fold([entry], settings.tenant).authority,
+                    ),
+                    Look(0, None, None, 0, flawed=False),
+                )
+            finally:
+                await log.close()
 
     async def _finish_founding(self) -> None:
         """Create the store of a journal that holds its founding entry and nothing else."""
@@ -162,15 +163,19 @@ class Record:
     async def create_store(self) -> None:
         """A new, empty store that stands at the beginning of the tenant's first history."""
         control = await self.read_control()
-        store = SqliteStore(self.settings.store_file, create=True)
         first = control.histories[0]
         place = beginning(first.history, first.generation, first.first, GENESIS)
         marker = Marker(
             tables.FORMAT, control.tenant, control.instance, place, journalled=0
         )
-        store.database.batch([tables.found(marker)])
-        self.store = store
-        self._create_tables(store)
+        with _whole_or_absent(self.settings.store_file) as aside:
+            founded = SqliteStore(aside, create=True)
+            try:
+                founded.database.batch([tables.found(marker)])
+            finally:
+                await founded.close()
+        self.store = SqliteStore(self.settings.store_file)
+        self._create_tables(self.store)
 
     async def close_files(self) -> None:
         """Let go of both files. Closing may checkpoint, so this needs the turn lock."""
@@ -188,9 +193,10 @@ class Record:
         """
         path = self.settings.store_file
         with self.lock.held():
+            touched = self.touched()  # since that comparison, and not by us
             await self.close_files()
             stamp = stamp_of(path)
-            if stamp is not None:
+            if stamp is not None and not touched:
                 write_seen(self.seen_file, stamp)
 
     async def close(self) -> None:
@@ -310,7 +316,7 @@ class Record:
         now = self.store.stamp()
         if self.stamp == now:
             return False
-        if read_seen(self.seen_file) == now:
+        if self.stamp is not None and read_seen(self.seen_file) == now:
             self.stamp = now
             return False
         return True
@@ -327,6 +333,17 @@ class Record:
     def stopped_clean(self) -> bool:
         """Whether the file is as the last clean stop, a restore, or a live companion left it."""
         return self._trusted and not self.touched()
+
+
+@contextlib.contextmanager
+def _whole_or_absent(path: Path) -> Iterator[Path]:
+    """Where to build a new file that a kill must not leave half-made under its own name."""
+    aside = path.with_name(f"{path.name}.new")
+    for suffix in ("", *SIDE_FILES):
+        aside.with_name(aside.name + suffix).unlink(missing_ok=True)
+    yield aside
+    aside.replace(path)
+    sync_directory(path.parent)
 
 
 def _has_content(path: Path) -> bool:

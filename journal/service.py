@@ -206,10 +206,12 @@ class Journal:
     async def stop(self) -> None:
         """Answer what waits, compare once more, and let go of the files."""
         await self._writer.drain()
-        with contextlib.suppress(UnrewindError):
-            await self.settle()
-            await self.write(_stop_clean)
+        # The last connection to close clears the -wal away, without which no start trusts the file.
         await self._read_thread.run(Record.close, self._reading)
+        with contextlib.suppress(UnrewindError):
+            await self.write(settle)
+        with contextlib.suppress(UnrewindError):
+            await self.write(_stop_clean)
         await self._write_thread.run(Record.close, self._writing)
         await self._read_thread.close()
         await self._write_thread.close()

@@ -31,6 +31,7 @@ from journal.errors import (
 )
 from journal.log import CONTROL, Append, Moved
 from journal.record import Record
+from journal.store.sqlite import SqliteStore
 
 LOGGER = logging.getLogger("unrewind")
 _NAMED = 10
@@ -52,19 +53,32 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
     """Compare every entity's head and data hash; the finding stands, or becomes `rewound`.
 
     Differences are looked at a second time under the turn lock, so this may run beside a writer.
+    Raises JournalUnavailable when the store cannot be opened.
     """
     if record.store is None or record.log is None:
         return finding
+    stamp = record.store.stamp()
+    try:
+        # A connection of its own: the record's shows pages as it has cached them, not as they stand
+        # in a file that was overwritten in place.
+        store = SqliteStore(record.settings.store_file, read_only=True)
+    except Damaged as error:
+        return Finding(Verdict.REPLACED, f"the store is damaged: {error}", finding.facts)
+    except EngineError as error:
+        raise JournalUnavailable(f"the store cannot be read: {error}") from error
     try:
         flawed = await record.log.flawed()
-        suspects = await differing_heads(record.store, record.log, flawed)
+        suspects = await differing_heads(store, record.log, flawed)
         with record.lock.held():
-            differing = await still_differing(record.store, record.log, suspects)
+            differing = await still_differing(store, record.log, suspects)
             if not differing:
-                record.saw()
+                if record.store.stamp() == stamp:
+                    record.saw()
                 return finding
     except (Damaged, Invalid) as error:
         return Finding(Verdict.REPLACED, f"the store is damaged: {error}", finding.facts)
+    finally:
+        await store.close()
     named = ", ".join(_say(item) for item in differing[:_NAMED])
     more = "" if len(differing) <= _NAMED else f" and {len(differing) - _NAMED} more"
     return Finding(
@@ -170,7 +184,8 @@ async def detect(record: Record, *, deep: bool) -> Finding:
         finding, _ = await examine(record)
         if record.poisoned is None and not finding.verdict.sound and not record.stop.stands():
             await close_tenant(record, finding)
-    if deep and finding.verdict.sound:
+    # What waits for its handoff differs until then: the turn that hands it off compares.
+    if deep and finding.verdict is Verdict.CLEAN:
         finding = await compare_heads(record, finding)
         if not finding.verdict.sound and not record.stop.stands():
             with record.lock.held():

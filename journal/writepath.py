@@ -246,19 +246,29 @@ async def hand_off(record: Record, seen: Seen) -> None:
     look = seen.look
     after = tip.sequence
     while after < seen.marker.place.sequence:
-        rows = (await record.store.read([tables.read_decisions(after, _HANDOFF)]))[0]
+        limit = min(_HANDOFF, seen.marker.place.sequence - after)
+        rows = (await record.store.read([tables.read_decisions(after, limit)]))[0]
         stored = tables.decisions_of(rows)
-        if not stored or stored[0].sequence != after + 1:
-            finding = Finding(
-                Verdict.REPLACED, f"the store lacks its own decision at sequence {after + 1}"
-            )
-            await close_tenant(record, finding)
-            raise Recovering(f"the tenant is closed: {finding.detail}")
-        entries = [admit(decision.text, decision.body) for decision in stored]
+        sequences = [decision.sequence for decision in stored]
+        if not stored or sequences != [*range(after + 1, after + 1 + len(stored))]:
+            raise await _unfit(record, f"the store lacks its own decision after sequence {after}")
+        try:
+            entries = [admit(decision.text, decision.body) for decision in stored]
+        except Invalid as error:
+            raise await _unfit(record, f"a decision that waits is damaged: {error}") from error
+        if [entry.digest for entry in entries] != [decision.digest for decision in stored]:
+            raise await _unfit(record, "a decision that waits does not hash to its digest")
         await journal_entries(record, entries, look)
         look = await record.look()
         after = stored[-1].sequence
     LOGGER.info("handed off the decisions through sequence %d", after)
+
+
+async def _unfit(record: Record, detail: str) -> Recovering:
+    """Close the tenant: what waits was never acknowledged and cannot be handed off."""
+    finding = Finding(Verdict.REPLACED, detail)
+    await close_tenant(record, finding)
+    return Recovering(f"the tenant is closed: {detail}", verdict=str(finding.verdict))
 
 
 async def settle(record: Record) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from journal.acceptance import Decision, EntityHead, head_after
-from journal.data import EMPTY, after, hash_of
+from journal.data import EMPTY, after_again, hash_of
 from journal.entry import Entry
 from journal.errors import Invalid
 from journal.history import Flaw, Head, follows, link_of
@@ -124,7 +124,7 @@ def _head(head: EntityHead | None) -> Head:
 def _data_after(row: Row, head: EntityHead | None, entry: Entry) -> bytes:
     before = EMPTY if head is None else head.data.encode()
     try:
-        data = after(before, entry.body, entry.envelope.body.type)
+        data = after_again(before, entry.body, entry.envelope.body.type)
     except Invalid as error:
         raise _Flawed(Flaw.DIVERGENT, f"{_at(row)}: {error.detail}") from None
     if hash_of(data) != entry.envelope.outcome.data:

@@ -6,23 +6,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import rich_click as click
 
-from api.cli.failures import Code
+from api.cli.failures import Code, Interrupted
 from api.cli.program import common, examples, existing_file, flags, main, settings
 from api.importer import Importer, Tally
 from api.opening import deciding, principal
 from api.output import print_facts, print_json, print_line
 from api.progress import Show, shown
-from api.rows import CSV, JSON_LINES, STDIN, Mapping, Source, read_rows, zone_of
+from api.rows import CSV, JSON_LINES, STDIN, Mapping, Row, Source, read_rows, zone_of
 from journal.acceptance import Operation, check_operation
 from journal.data import parse
 from journal.entry import JSON_TYPE, NO_BODY_TYPE, check_type, parse_time
 from journal.errors import Invalid, UnrewindError
+from journal.settings import Settings
 from journal.worker import drive
 from journal.writepath import turn
 
@@ -201,22 +201,33 @@ def import_(
     source = Source(file, format_)
     try:
         rows = read_rows(source, mapping, _LINE_FACTOR * loaded.max_body, principal(), delimiter)
-        with deciding(loaded) as record, shown() as show, _interruptible() as stopped:
+        tally = _decide_all(loaded, rows, source, strict=strict)
+    finally:
+        source.close()
+    _summarise(tally)
+    return Code.FINDINGS if tally.refused else Code.FINE
+
+
+def _decide_all(loaded: Settings, rows: Iterator[Row], source: Source, *, strict: bool) -> Tally:
+    shield = _Shield()
+    try:
+        with deciding(loaded) as record, shown() as show:
             importer = Importer(
-                record, strict=strict, stopped=stopped, after_batch=_reporting(source, show)
+                record, strict=strict, shield=shield, after_batch=_reporting(source, show)
             )
             try:
-                tally = importer.run(rows)
+                return importer.run(rows)
             except UnrewindError as error:
                 error.members.update(_counts(importer.tally))
                 raise
-            interrupted = stopped()
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"interrupted after {importer.tally.rows} rows; run the same command again to "
+                    "go on",
+                    **_counts(importer.tally),
+                ) from None
     finally:
-        source.close()
-    _summarise(tally, interrupted=interrupted)
-    if interrupted:
-        raise KeyboardInterrupt
-    return Code.FINDINGS if tally.refused else Code.FINE
+        shield.lower()
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
@@ -228,10 +239,9 @@ def _counts(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _summarise(tally: Tally, *, interrupted: bool) -> None:
+def _summarise(tally: Tally) -> None:
     if flags().json:
-        if not interrupted:
-            print_json({**_counts(tally), "errors": tally.errors})
+        print_json({**_counts(tally), "errors": tally.errors})
         return
     print_line(
         f"{tally.rows} rows: {tally.accepted} accepted, {tally.duplicate} duplicate, "
@@ -257,18 +267,26 @@ def _reporting(source: Source, show: Show) -> Callable[[Tally], None]:
     return report
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let ctrl-C end the import between two batches; a second one ends it at once."""
-    asked = False
+class _Shield:
+    """Lets ctrl-C wait for the end of a turn; a second one does not wait."""
 
-    def ask(number: int, _: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(number, before)
+    def __init__(self) -> None:
+        self._inside = self._asked = False
+        self._before = signal.signal(signal.SIGINT, self._ask)
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._inside or self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def __enter__(self) -> None:
+        self._inside = True
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = False
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def lower(self) -> None:
+        """Let ctrl-C be what it was."""
+        signal.signal(signal.SIGINT, self._before)

@@ -40,6 +40,10 @@ class Code(IntEnum):
     PIPE_CLOSED = 141
 
 
+class Interrupted(UnrewindError):
+    """The command was interrupted. What was acknowledged is kept; repeating it is safe."""
+
+
 _USAGE_ERRORS = (Invalid, NotFound, SettingsInvalid)
 
 _NEXT_STEPS: tuple[tuple[type[UnrewindError], str], ...] = (
@@ -90,6 +94,8 @@ def _run(work: Callable[[], Any], *, as_json: bool) -> int:
         return _report("usage", detail, {}, Code.USAGE, as_json=as_json)
     except UnrewindError as error:
         code = Code.USAGE if isinstance(error, _USAGE_ERRORS) else Code.REFUSED
+        if isinstance(error, Interrupted):
+            code = Code.INTERRUPTED
         return _report(_slug(error), _advise(error), error.members, code, as_json=as_json)
     except BrokenPipeError:
         raise
@@ -99,8 +105,7 @@ def _run(work: Callable[[], Any], *, as_json: bool) -> int:
     except OSError as error:
         return _report("system", _describe(error), {}, Code.REFUSED, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
-        detail = "interrupted; what was acknowledged is kept, and repeating the command is safe"
-        return _report("interrupted", detail, {}, Code.INTERRUPTED, as_json=as_json)
+        return _report("interrupted", Interrupted().detail, {}, Code.INTERRUPTED, as_json=as_json)
     return result if isinstance(result, int) else Code.FINE
 
 

@@ -44,7 +44,7 @@ class Look(Struct, frozen=True):
     flawed: bool
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, gc=False):
     """A stored entry with the indexed columns that must repeat its envelope."""
 
     position: int

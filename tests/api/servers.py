@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,13 @@ class Server:
             "decisions",
             {"operation": operation, "entity": entity, "action": action, **fields},
         )
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Ask until it holds; fails after SECONDS."""
+        until = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.02)
 
     def make_token(self, role: str) -> str:
         made = self.post("tokens", {"role": role, "name": role})

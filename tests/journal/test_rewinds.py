@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,15 +22,28 @@ from journal.standing import detect
 from journal.status import status
 from journal.worker import drive
 from tests.support.tenants import Tenant, make_settings, operation
+from tests.support.whole import rows_of
 
 ENTITY = "document/7"
 
 
+FILLER = [f"document/{n}" for n in range(10, 40)]
+PADDING = {"padding": "x" * 1500}
+
+
 def seven(tenant: Tenant, folder: Path) -> Path:
-    """Journal at revision 7; a consistent copy of the store at 5."""
-    tenant.decide(ENTITY, *["submit"] * 5, body={"n": 5})
+    """Journal at revision 7, a consistent copy of the store at 5, and what makes it dangerous.
+
+    Rows fill many pages, the -wal was emptied by a checkpoint after revision 7, and holds one later
+    decision about an entity far away: it shows the newest marker over whatever the file holds.
+    """
+    tenant.turn(*(operation(name, "submit", PADDING) for name in FILLER))
+    tenant.decide(ENTITY, *["submit"] * 5, body={"n": 5, **PADDING})
     copy = tenant.snapshot(folder / "copy")
     tenant.decide(ENTITY, *["submit"] * 2, body={"n": 7})
+    tenant.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    tenant.record.saw()
+    tenant.decide(FILLER[0], "submit")
     return copy
 
 
@@ -70,8 +83,16 @@ def by_rename_beside_its_wal(tenant: Tenant, copy: Path) -> None:
     aside.replace(tenant.settings.store_file)
 
 
+def overwrite(file: Path, copy: Path) -> None:
+    """Write a copy over the file, and see that it opens without complaint."""
+    shutil.copyfile(copy, file)
+    assert rows_of(file, f"SELECT revision FROM unrewind_entities WHERE entity = '{ENTITY}'") == [
+        (5,)
+    ]
+
+
 def in_place(tenant: Tenant, copy: Path) -> None:
-    shutil.copyfile(copy, tenant.settings.store_file)
+    overwrite(tenant.settings.store_file, copy)
 
 
 def in_place_and_side_files_gone(tenant: Tenant, copy: Path) -> None:
@@ -164,23 +185,23 @@ def test_p8_r6_a_store_rewound_while_stopped_opens_closed(
     asyncio.run(serve())
 
 
-@pytest.mark.parametrize("way", ["overwritten in place", "overwritten in place, old times"])
 def test_p8_a_torn_store_is_never_remembered_as_sound_by_a_clean_stop(
-    settings: journal.Settings, tmp_path: Path, way: str
+    settings: journal.Settings, tmp_path: Path
 ) -> None:
     """Overwritten under an idle server that is then stopped: the next start must see it."""
-    copies: list[Path] = []
 
     async def serve() -> None:
         async with journal.open(settings) as opened:
+            await opened.accept_many([operation(name, "submit", PADDING) for name in FILLER])
             for _ in range(5):
-                await opened.accept(operation(ENTITY, "submit", {"n": 5}))
-            copies.append(await opened.write(snapshot, tmp_path))
+                await opened.accept(operation(ENTITY, "submit", {"n": 5, **PADDING}))
+            copy = await opened.write(snapshot, tmp_path)
             for _ in range(2):
                 await opened.accept(operation(ENTITY, "submit", {"n": 7}))
+            await opened.write(checkpoint)
+            await opened.accept(operation(FILLER[0]))
             assert (await opened.detect(deep=True)).verdict.sound
-            shell = Shell(settings)
-            WAYS[way](shell, copies[0])  # type: ignore[arg-type]
+            overwrite(settings.store_file, copy)
 
     asyncio.run(serve())
 
@@ -192,11 +213,10 @@ def test_p8_a_torn_store_is_never_remembered_as_sound_by_a_clean_stop(
     asyncio.run(again())
 
 
-class Shell:
-    """What overwriting needs of a tenant."""
-
-    def __init__(self, settings: journal.Settings) -> None:
-        self.settings = settings
+async def checkpoint(record: Record) -> None:
+    assert record.store is not None
+    record.store.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    record.saw()
 
 
 async def snapshot(record: Record, folder: Path) -> Path:
@@ -211,6 +231,19 @@ def stop_clean(tenant: Tenant) -> None:
     assert finding.verdict.sound
     drive(tenant.record.close_and_mark())
     tenant.close()
+
+
+def test_p8_a_store_overwritten_while_its_wal_held_every_page_is_refused_or_whole(
+    tenant: Tenant, tmp_path: Path
+) -> None:
+    tenant.decide(ENTITY, *["submit"] * 5, body={"n": 5})
+    copy = tenant.snapshot(tmp_path / "copy")
+    tenant.decide(ENTITY, *["submit"] * 2, body={"n": 7})
+    shutil.copyfile(copy, tenant.settings.store_file)
+    try:
+        tenant.turn(operation(ENTITY))
+    except Recovering:
+        tenant.diverged()
 
 
 def test_p8_r6_the_refusal_survives_putting_the_newer_store_back(
@@ -317,13 +350,13 @@ def test_r10_a_rewound_journal_is_told_and_nothing_is_appended_to_it(
     shutil.copyfile(old, settings.journal_file)
     for path in side_files(settings.journal_file):
         path.unlink(missing_ok=True)
-    before = settings.journal_file.read_bytes()
     tenant.open()
+    before = positions(tenant)
     with pytest.raises(Recovering):
         tenant.turn(operation("document/8", id=accepted.operation))
     assert tenant.record.stop.facts()["verdict"] == Verdict.JOURNAL_REWOUND
+    assert positions(tenant) == before
     tenant.close()
-    assert settings.journal_file.read_bytes() == before
 
 
 def test_p9_a_journal_cut_to_nothing_is_closed(settings: journal.Settings) -> None:
@@ -448,25 +481,46 @@ def test_r8_a_store_of_another_founding_is_noticed(settings: journal.Settings) -
 # Founding.
 
 FOUND = """
-import os, signal, sys
+import importlib, os, signal, sys
+from pathlib import Path
 from journal.record import Record
 from journal.worker import drive
 from tests.support.tenants import make_settings
-from pathlib import Path
 
-def die(*_):
+module, owner, method = sys.argv[2].split(":")
+owner = getattr(importlib.import_module(module), owner)
+before, real = sys.argv[3] == "before", getattr(owner, method)
+
+def die(*args, **named):
+    if not before:
+        done = real(*args, **named)
+        if hasattr(done, "send"):
+            drive(done)
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(Record, sys.argv[2], die)
+setattr(owner, method, die)
 drive(Record(make_settings(Path(sys.argv[1]))).open())
 """
 
+STEPS = [
+    "journal.record:Record:_found",
+    "journal.sqlite:Database:_prepare",
+    "journal.log.sqlite:SqliteLog:append",
+    "journal.log.sqlite:SqliteLog:close",
+    "pathlib:Path:replace",
+    "journal.record:Record:_finish_founding",
+    "journal.record:Record:create_store",
+    "journal.sqlite:Database:batch",
+    "journal.store.sqlite:SqliteStore:close",
+    "journal.record:Record:_create_tables",
+]
 
-def killed_at(folder: Path, method: str) -> None:
-    """Open a tenant in a process that is killed as it enters ``method``."""
+
+def killed_at(folder: Path, step: str, moment: str) -> None:
+    """Open a tenant in a process that is killed before or after one step."""
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", FOUND, str(folder), method],
+        [sys.executable, "-c", FOUND, str(folder), step, moment],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         timeout=60,
@@ -475,64 +529,27 @@ def killed_at(folder: Path, method: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.fixture
-def founded_journal(tmp_path: Path) -> Iterator[journal.Settings]:
-    """A journal that holds its founding, and no store: killed between the two."""
-    killed_at(tmp_path, "_finish_founding")
-    settings = make_settings(tmp_path)
-    assert settings.journal_file.exists()
-    assert not settings.store_file.exists()
-    return settings
-
-
-def test_p11_a_founding_killed_between_journal_and_store_is_finished(
-    founded_journal: journal.Settings,
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_p11_a_founding_killed_at_any_step_is_finished(
+    tmp_path: Path, step: str, moment: str
 ) -> None:
-    tenant = Tenant(founded_journal)
-    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
-    tenant.finish()
-
-
-def test_p11_a_founding_killed_before_anything_is_begun_anew(tmp_path: Path) -> None:
-    killed_at(tmp_path, "_found")
+    killed_at(tmp_path, step, moment)
     tenant = Tenant(make_settings(tmp_path))
     assert tenant.decide(ENTITY, "submit")[0].sequence == 1
+    assert tenant.decide("account/1", "open")[0].sequence == 2
     tenant.finish()
+    for file in (tenant.settings.store_file, tenant.settings.journal_file):
+        assert list(file.parent.glob("*.new*")) == []
 
 
-def test_p11_a_founding_killed_over_an_empty_store_file_is_finished(
-    founded_journal: journal.Settings,
-) -> None:
-    founded_journal.store_file.parent.mkdir(parents=True)
-    founded_journal.store_file.touch()
-    tenant = Tenant(founded_journal)
-    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
-    tenant.finish()
-
-
-def test_p11_a_founding_killed_before_the_stores_first_marker_is_finished(
-    founded_journal: journal.Settings,
-) -> None:
-    from journal.store.sqlite import SqliteStore
-
-    SqliteStore(founded_journal.store_file, create=True).database.close()
-    tenant = Tenant(founded_journal)
-    assert tenant.decide(ENTITY, "submit")[0].sequence == 1
-    tenant.finish()
-
-
-@pytest.mark.parametrize("tables", [False, True], ids=["an empty file", "tables alone"])
-def test_p11_a_founding_killed_before_its_entry_is_begun_anew(
-    settings: journal.Settings, tables: bool
-) -> None:
-    from journal.log.sqlite import SqliteLog
-
-    settings.journal_file.parent.mkdir(parents=True)
-    if tables:
-        SqliteLog(settings.journal_file, create=True).database.close()
-    else:
-        settings.journal_file.touch()
+def test_a_founding_alone_is_finished_without_a_new_one(settings: journal.Settings) -> None:
     tenant = Tenant(settings)
+    founded = tenant.control()
+    tenant.close()
+    settings.store_file.unlink()
+    tenant.open()
+    assert tenant.control() == founded
     assert tenant.decide(ENTITY, "submit")[0].sequence == 1
     tenant.finish()
 

@@ -1,0 +1,215 @@
+"""Whatever is asked wrongly: one line on stderr, the right code, never a traceback."""
+
+import os
+import pty
+import subprocess
+
+import pytest
+
+ACCEPT = ("accept", "--operation", "op", "--entity", "case/1", "--action", "note")
+IMPORT = ("import", "--entity-type", "case", "--entity", "case", "--action", "action")
+
+BAD = {
+    "no command": ((), "a command is missing"),
+    "no command of a group": (("recover",), "unrewind recover --help"),
+    "unknown command": (("frobnicate",), "frobnicate"),
+    "unknown flag": (("status", "--frob"), "--frob"),
+    "flag without its value": (("status", "--data"), "--data"),
+    "surplus argument": (("status", "surplus"), "surplus"),
+    "empty data directory": (("status", "--data", ""), "--data"),
+    "data is a file": (("status", "--data", "unrewind.toml"), "not a directory"),
+    "no such config": (("status", "--config", "nowhere.toml"), "nowhere.toml"),
+    "config is a directory": (("status", "--config", "."), "directory"),
+    "tenant's name": (("status", "--tenant", "../etc"), "tenant"),
+    "port is no number": (("serve", "--port", "many"), "many"),
+    "port out of range": (("serve", "--port", "70000"), "70000"),
+    "token without a role": (("token", "create"), "--role"),
+    "token of an unknown role": (("token", "create", "--role", "god"), "god"),
+    "token with an empty name": (("token", "create", "--role", "reader", "--name", ""), "name"),
+    "revoke without an ID": (("token", "revoke"), "ID"),
+    "accept without an entity": (("accept", "--operation", "a", "--action", "b"), "--entity"),
+    "entity without a type": ((*ACCEPT, "--entity", "inv-1"), "type/id"),
+    "undeclared entity type": ((*ACCEPT, "--entity", "claim/1"), "[lifecycle.claim]"),
+    "control entity": ((*ACCEPT, "--entity", "control/tenant"), "control"),
+    "empty operation": ((*ACCEPT, "--operation", ""), "operation"),
+    "long operation": ((*ACCEPT, "--operation", "x" * 257), "256"),
+    "control character": ((*ACCEPT, "--action", "a\x1bb"), "control character"),
+    "not UTF-8": ((*ACCEPT, "--actor", b"\xff"), "UTF-8"),
+    "body is not JSON": ((*ACCEPT, "--body", "{oops"), "not JSON"),
+    "body is empty": ((*ACCEPT, "--body", ""), "not JSON"),
+    "body repeats a key": ((*ACCEPT, "--body", '{"a":1,"a":2}'), "repeats the key"),
+    "body holds NaN": ((*ACCEPT, "--body", '{"a":NaN}'), "not JSON"),
+    "body holds a big integer": ((*ACCEPT, "--body", '{"a":9007199254740993}'), "2^53"),
+    "body nested too deeply": ((*ACCEPT, "--body", "[" * 999 + "]" * 999), "nest"),
+    "two bodies": ((*ACCEPT, "--body", "{}", "--body-file", "x"), "exclude"),
+    "no such body file": ((*ACCEPT, "--body-file", "nowhere"), "nowhere"),
+    "time without an offset": ((*ACCEPT, "--at", "2026-01-01T00:00:00"), "offset"),
+    "time too fine": ((*ACCEPT, "--at", "2026-01-01T00:00:00.1234567Z"), "microseconds"),
+    "no such day": ((*ACCEPT, "--at", "2026-02-30T00:00:00Z"), "at"),
+    "negative revision": ((*ACCEPT, "--expected-revision", "-1"), "-1"),
+    "no such file": ((*IMPORT, "nowhere.csv"), "nowhere.csv"),
+    "import of a directory": ((*IMPORT, "."), "directory"),
+    "file of unknown kind": ((*IMPORT, "unrewind.toml"), "--format"),
+    "no such column": ((*IMPORT, "unrewind.toml", "--format", "csv"), "no column case, action"),
+    "no such zone": ((*IMPORT, "unrewind.toml", "--timezone", "Mars/Olympus"), "Mars/Olympus"),
+    "wide delimiter": ((*IMPORT, "unrewind.toml", "--delimiter", "--"), "one character"),
+    "bad entity type": ((*IMPORT, "x.csv", "--entity-type", "Case"), "entity type"),
+    "caller-owned type": ((*IMPORT, "x.csv", "--entity-type", "theirs"), "caller-owned"),
+    "restore unconfirmed": (("restore", "somewhere"), "--confirm-tenant"),
+    "no such snapshot": (
+        ("restore", "nowhere", "--confirm-tenant", "main", "--confirm-history", "0"),
+        "nowhere",
+    ),
+    "bad cursor": (("gaps", "--after", "%"), "cursor"),
+    "page too large": (("gaps", "--limit", "1001"), "1001"),
+    "history without an entity": (("history",), "TYPE/ID"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_usage_is_one_line_and_exit_code_2(cli, name):
+    words, said = BAD[name]
+    if name == "bad cursor":
+        cli.accept("op-1")
+    if name == "caller-owned type":
+        with (cli.home / "unrewind.toml").open("a") as config:
+            config.write('[lifecycle.theirs]\nkind = "free"\nowner = "caller"\n')
+    done = subprocess.run(
+        [*cli.words(), *words],
+        cwd=cli.home,
+        env=cli.environment,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert done.stdout == b""
+    line = done.stderr.decode()
+    assert line.startswith("unrewind: ")
+    assert line.count("\n") == 1
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("data = [", "unrewind.toml"),
+        ("dta = 'x'", "dta"),
+        ("port = 'many'", "port"),
+        ("max_batch = 0", "max_batch"),
+        ("lock_timeout = -1", "lock_timeout"),
+        ("[lifecycle.case]\nkind = 'loose'", "loose"),
+        ("[lifecycle.case]\nkind = 'declared'", "lifecycle.case"),
+        ("[lifecycle.case]\nkind = 'free'\nowner = 'embedded'", "projection"),
+        ("[lifecycle.case]\nkind='free'\nowner='embedded'\nprojection='no.such:thing'", "no.such"),
+        ("store = 'x'\njournal = 'x'", "different directories"),
+        ("\udcff", "unrewind.toml"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_code_2(cli, config, said):
+    path = cli.home / "unrewind.toml"
+    path.write_bytes(config.encode(errors="surrogateescape"))
+    cli("accept", "--operation", "a", "--entity", "case/1", "--action", "b").complains(2, said)
+
+
+def test_bad_environment_is_named(cli):
+    cli("status", UNREWIND_PORT="many").complains(2, "port")
+    cli("status", UNREWIND_CONFIG="nowhere.toml").complains(2, "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status",), ("gaps",), ("history", "case/1"), ("verify",), ("snapshot", "s"),
+     ("token", "list"), ("token", "revoke", "x"), ("recover", "begin"), ("recover", "plan"),
+     ("recover", "apply"), ("recover", "reopen")],
+)
+def test_without_a_tenant_nothing_is_created_and_the_code_is_3(cli, words):
+    cli(*words).complains(3, "no tenant main under data")
+    assert sorted(path.name for path in cli.home.iterdir()) == ["unrewind.toml"]
+
+
+def test_with_json_an_error_is_an_object_too(cli):
+    done = cli("status", "--json")
+    done.complains(3)
+    assert done.json["error"] == "refused"
+    assert done.json["detail"] in done.err
+    usage = cli("gaps", "--limit", "0", "--json")
+    usage.complains(2)
+    assert usage.json["error"] == "usage"
+    cli.accept("op-1")
+    wrong = cli(*ACCEPT, "--expected-revision", "7", "--json")
+    wrong.complains(3)
+    assert wrong.json["error"] == "revision-mismatch"
+    assert wrong.json["actual"] == 1
+
+
+def test_flags_may_stand_before_the_command_or_after(cli):
+    cli.accept("op-1", "case/1", "note", "--data", "elsewhere")
+    assert cli("--data", "elsewhere", "--json", "status").json["sequence"] == 1
+    assert cli("token", "--data", "elsewhere", "list", "--json").json == {"tokens": []}
+
+
+def test_a_data_directory_that_cannot_be_made_is_one_line(cli):
+    (cli.home / "file").write_text("")
+    done = cli(*ACCEPT, "--data", "file/below")
+    done.complains(3, "file/below")
+
+
+def test_permission_denied_is_one_line(cli):
+    cli.accept("op-1")
+    (cli.home / "data/main.lock").unlink()
+    (cli.home / "data/main.lock").mkdir()
+    cli(*ACCEPT).complains(3, "main.lock")
+
+
+def test_a_full_stdout_is_told_on_stderr(cli):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    cli.accept("op-1")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            cli.words("status"), cwd=cli.home, env=cli.environment, stdout=full,
+            stderr=subprocess.PIPE, check=False, timeout=60,
+        )
+    assert done.returncode == 3
+    assert done.stderr.decode().startswith("unrewind: no space left")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_closed_pipe_is_quiet(cli):
+    cli.accept("op-1")
+    child = cli.start("history", "case/1")
+    assert child.stdout is not None
+    child.stdout.close()
+    _, said = child.communicate(timeout=60) if False else (child.wait(60), child.stderr.read())
+    child.stdin.close()
+    child.stderr.close()
+    assert said == b""
+    assert child.returncode in {0, 141}
+
+
+def test_a_person_at_a_terminal_gets_help(cli):
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        cli.words(), cwd=cli.home, env=cli.environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            said += chunk
+    except OSError:
+        pass  # a terminal ends like this
+    os.close(ours)
+    assert child.wait(60) == 2
+    assert b"snapshot" in said
+
+
+def test_every_command_explains_itself(cli):
+    for words in ((), ("accept",), ("recover",), ("recover", "begin"), ("import",)):
+        done = cli(*words, "--help")
+        assert done.code == 0
+        assert "--json" in done.out
+        assert done.err == ""
+    assert cli("--version").out.startswith("unrewind ")
