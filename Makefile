@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Settings of `make serve`: unrewind.toml where there is one, else those of the examples.
+CONFIG ?= $(or $(wildcard unrewind.toml),examples/unrewind.toml)
 # Seconds after which a hung test or soak run is ended.
 TEST_SECONDS ?= 2400
 SOAK_SECONDS ?= 14400
@@ -47,7 +49,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	@echo "setup: done"
 
 serve: setup ## run the server; more flags in ARGS
-	@$(BIN)/unrewind serve $(ARGS)
+	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" $(BIN)/unrewind serve $(ARGS)
 
 test: setup lint ## lint, then run the tests; pytest flags in ARGS
 	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest $(ARGS)

@@ -8,8 +8,9 @@ import time
 from journal import Journal
 from journal.errors import DiskFailed, EngineError, JournalUnavailable, UnrewindError
 from journal.record import Record
+from journal.standing import poison
 from journal.store import tables
-from journal.writepath import make_ready, poison
+from journal.writepath import make_ready
 
 _SECONDS = 1.0
 

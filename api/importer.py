@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from msgspec import Struct
 
 from api.output import one_line
-from api.rows import Row
+from api.rows import Row, Unreadable
 from journal.acceptance import DUPLICATE, Acceptance, Operation, check_operation
 from journal.errors import (
     Invalid,
@@ -80,28 +80,35 @@ class Importer:
     def run(self, rows: Iterator[Row]) -> Tally:
         """Decide every row.
 
-        Raises Recovering, JournalUnavailable, WriterStopped or LockHeld when no more can be
-        decided; what the tally counts is decided all the same.
+        Raises Unreadable when the file breaks off, once the rows before that are decided; raises
+        Recovering, JournalUnavailable, WriterStopped or LockHeld when no more can be decided. What
+        the tally counts is decided all the same.
         """
-        limit = self._limit
         batch: list[Row] = []
         size = 0
-        for row in rows:
-            batch.append(row)
-            made = row[1]
-            if isinstance(made, Operation):
-                size += len(made.body)
-            if len(batch) >= limit or size >= BATCH_BYTES:
-                with self._shield:
+        try:
+            for row in rows:
+                batch.append(row)
+                made = row[1]
+                if isinstance(made, Operation):
+                    size += len(made.body)
+                if len(batch) >= self._limit or size >= BATCH_BYTES:
                     self._decide(batch)
-                batch, size = [], 0
-                if self._strict and self.tally.refused:
-                    return self.tally
-        with self._shield:
+                    batch, size = [], 0
+                    if self._strict and self.tally.refused:
+                        break
+        except Unreadable:
             self._decide(batch)
+            raise
+        self._decide(batch)
         return self.tally
 
     def _decide(self, batch: Sequence[Row]) -> None:
+        with self._shield:
+            self._count(batch)
+        self._after_batch(self.tally)
+
+    def _count(self, batch: Sequence[Row]) -> None:
         judged = self._answers([self._checked(made) for _, made in batch])
         tally = self.tally
         halted: UnrewindError | None = None
@@ -121,7 +128,6 @@ class Importer:
             tally.rows += 1
         if halted is not None:
             raise halted
-        self._after_batch(tally)
 
     def _checked(self, made: Operation | Invalid) -> Operation | UnrewindError:
         """The operation, if it could become a decision; else what every other door would say."""

@@ -73,6 +73,8 @@ def _patiently(
 @contextmanager
 def writing(settings: Settings, *, create: bool = False) -> Iterator[Record]:
     """A record that writes control; ``create`` founds the tenant where there is none."""
+    if not create:
+        check_known(settings)
     record = Record(settings)
     try:
         drive(record.open(create=create))
@@ -94,12 +96,6 @@ def deciding(settings: Settings, *, create: bool = True) -> Iterator[Record]:
 
 
 def _leave(record: Record) -> None:
-    """Hand off, and remember the store's file where it is sound, so that the next start is short.
-
-    ``settle`` compares every head when anybody else wrote to the file meanwhile, so what is
-    remembered here was compared.
-    """
+    """Hand off what waits and bring the store's copy of control up to date."""
     with contextlib.suppress(UnrewindError):
         drive(settle(record))
-        if record.poisoned is None:
-            drive(record.close_and_mark())

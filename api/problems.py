@@ -18,6 +18,7 @@ from msgspec import Struct
 from api.answers import PROBLEM, Answer, encode
 from journal import errors
 from journal.control import ControlUnreadable
+from journal.reading import Pending
 
 LOGGER = logging.getLogger("unrewind")
 REPEAT = "keep the operation ID"
@@ -209,6 +210,7 @@ _TABLE: dict[type[Exception], Kind] = {
         [
             _also(ControlUnreadable, errors.Recovering),
             _also(errors.EngineError, errors.JournalUnavailable),
+            _also(Pending, errors.JournalUnavailable),
         ]
     ),
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -37,6 +37,11 @@ _BOM = b"\xef\xbb\xbf"
 _NAIVE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,6})?\Z", re.ASCII)
 _OFFSET = re.compile(r"([+-])(\d\d):(\d\d)\Z", re.ASCII)
 _FIXED = 32
+
+
+class Unreadable(Invalid):
+    """The file cannot be read on: it is damaged, or not what its name says."""
+
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -106,7 +111,9 @@ class Source:
         else:
             self._raw = name.open("rb")
             self.size = name.stat().st_size or None
-        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw) if zipped else self._raw
+        self._file: gzip.GzipFile | BinaryIO = self._raw
+        if zipped:
+            self._file = gzip.GzipFile(fileobj=self._raw)
 
     @property
     def read(self) -> int:
@@ -116,7 +123,7 @@ class Source:
     def lines(self, limit: int, skipped: list[int]) -> Iterator[bytes]:
         """Lines of at most ``limit`` bytes; the numbers of longer ones go into ``skipped``.
 
-        Raises Invalid when the file cannot be read on.
+        Raises Unreadable.
         """
         read = self._file.readline
         number = 0
@@ -133,7 +140,7 @@ class Source:
                     continue
                 yield line
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise Invalid(f"{self.path} cannot be read beyond line {number}: {error}") from None
+            raise Unreadable(f"{self.path} cannot be read beyond line {number}: {error}") from None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -148,7 +155,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """The rows of a source, decided by ``principal``. ``limit`` bounds a line in bytes.
 
-    Raises Invalid for a header that does not have the columns.
+    Raises Invalid for a header that does not have the columns, and Unreadable.
     """
     if source.format == CSV:
         return _csv_rows(source, mapping, limit, principal, "\t" if source.tabs else delimiter)
@@ -239,6 +246,8 @@ def _csv_rows(
                 yield line, make(row)
         except csv.Error as error:
             yield line, Invalid(f"not CSV: {error}")
+        except Unreadable:
+            raise
         except Invalid as error:
             yield line, error
 

@@ -33,8 +33,8 @@ from journal.record import Record
 from journal.settings import load
 from journal.worker import drive
 from journal.writepath import Answer, turn
+from reconstruct.applying import walk
 from reconstruct.planning import PAGE
-from reconstruct.recovery import walk
 from reconstruct.replay import Replay
 from reconstruct.verification import verify_journal
 

@@ -1,7 +1,7 @@
 """Acceptance: which of the waiting operations become decisions, and which.
 
-Pure and synchronous: operations and a view of journalled state in, rulings out. The writer reads the
-view, commits the rulings' decisions to the store, appends them to the journal, and only then answers.
+Pure and synchronous: operations and a view of journalled state in, rulings out. The writer reads
+the view, commits the decisions to the store, appends them to the journal, and only then answers.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ DUPLICATE = "duplicate"
 class Operation(Struct, frozen=True, gc=False):
     """A caller's intention, under an ID that the caller chose.
 
-    ``at`` is in the entry format's form or None (then it is the time of recording). ``body`` is kept
-    byte for byte. ``expected_revision`` is a precondition, not part of the intention: a repeat with
-    another one is still the same operation.
+    ``at`` is in the entry format's form or None (then it is the time of recording). ``body`` is
+    kept byte for byte. ``expected_revision`` is a precondition, not part of the intention: a repeat
+    with another one is still the same operation.
     """
 
     operation: str

@@ -1,8 +1,8 @@
 """Control: stage, generation, histories and tokens, as entries of the journal.
 
-Control entries are decisions of the entity type `control`, written by unrewind alone, in an order of
-their own. ``fold`` reads the whole order into one state; anything missing or unreadable in it means
-*closed* (P9). ``Authority`` is the part that every append is compared with.
+Control entries are decisions of the entity type `control`, written by unrewind alone, in an order
+of their own. ``fold`` reads the whole order into one state; anything missing or unreadable in it
+means *closed* (P9). ``Authority`` is the part that every append is compared with.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def fold(entries: Sequence[Entry], tenant: str) -> Control:
         if envelope.sequence != number:
             raise ControlUnreadable(f"control entry {number} is missing")
         if envelope.tenant != tenant:
-            raise ControlUnreadable(f"the journal belongs to tenant {envelope.tenant}, not {tenant}")
+            raise ControlUnreadable(f"the journal is tenant {envelope.tenant}'s, not {tenant}'s")
         try:
             facts = msgspec.json.decode(entry.body)
             control = _begin(entry, facts) if control is None else _apply(control, entry, facts)
@@ -335,7 +335,9 @@ def _control_entry(
         lifecycle=LIFECYCLE_VERSION,
         operation=operation,
         outcome=Outcome(None, state),
-        predecessor=Predecessor(head.digest, head.history, head.revision) if head.revision else None,
+        predecessor=(
+            Predecessor(head.digest, head.history, head.revision) if head.revision else None
+        ),
         principal=principal,
         recorded=now,
         releases=(),

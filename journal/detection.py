@@ -1,4 +1,4 @@
-"""Detection: does the store agree with its journal?
+"""Detection: whether the store agrees with its journal.
 
 ``compare`` is the rule, pure: markers and places in, a verdict out. ``differing_heads`` is the slow
 comparison that a marker cannot replace: an older database file beside a newer `-wal` opens without
@@ -15,7 +15,8 @@ from msgspec import Struct
 from journal.acceptance import EntityHead, Place
 from journal.control import Control, tip_of
 from journal.data import hash_of
-from journal.log import JournalHead, Log, Look
+from journal.errors import Invalid
+from journal.log import JournalHead, Log, Look, Row
 from journal.store import Store
 from journal.store.tables import Marker, heads_of, page_of_heads, read_heads
 
@@ -54,6 +55,7 @@ class Seen(Struct, frozen=True):
 
     ``at_marker`` and ``at_journalled`` are what the journal holds at the store's marker and at its
     handed-off watermark, ``at_tip`` what the store holds at the journal's tip; None is nothing.
+    ``copied`` is the last control entry of which the store keeps a copy, 0 when not looked at.
     """
 
     look: Look
@@ -61,6 +63,7 @@ class Seen(Struct, frozen=True):
     at_marker: Place | None = None
     at_journalled: Place | None = None
     at_tip: str | None = None
+    copied: int = 0
 
 
 def compare(control: Control, seen: Seen, instance: str) -> Finding:
@@ -126,6 +129,11 @@ def _contradiction(
             f"the store handed off through sequence {marker.journalled}; "
             f"the journal has nothing there and ends at {tip.sequence}"
         )
+    if seen.copied > control.sequence:
+        return Verdict.JOURNAL_REWOUND, (
+            f"the store keeps control entries through {seen.copied}, "
+            f"the journal ends at {control.sequence}"
+        )
     if place.generation > control.authority.generation:
         return Verdict.JOURNAL_REWOUND, (
             f"the store is of generation {place.generation}, the journal knows only "
@@ -155,11 +163,17 @@ class Difference(Struct, frozen=True):
 
 def _differs(row: EntityHead | None, head: JournalHead | None) -> bool:
     if row is None or head is None:
-        return row is not head
+        return row is not None or head is not None
     return (
         row.revision != head.revision
         or row.digest != head.digest
         or hash_of(row.data.encode()) != head.data
+    )
+
+
+def _difference(entity: str, row: EntityHead | None, head: JournalHead | None) -> Difference:
+    return Difference(
+        entity, None if row is None else row.revision, None if head is None else head.revision
     )
 
 
@@ -182,7 +196,7 @@ async def differing_heads(
             row, head = rows.get(entity), journal.get(entity)
             if entity not in flawed and _differs(row, head):
                 found.append(
-                    Difference(entity, row and row.revision, head and head.revision)
+                    _difference(entity, row, head)
                 )
                 if len(found) >= limit:
                     return found
@@ -214,9 +228,15 @@ async def still_differing(
         for item in part:
             row = rows.get(item.entity)
             newest = await log.newest(item.entity)
-            head = None
-            if newest is not None:
-                head = newest.head()
+            head = None if newest is None else _head_of(newest)
             if _differs(row, head):
-                found.append(Difference(item.entity, row and row.revision, head and head.revision))
+                found.append(_difference(item.entity, row, head))
     return found
+
+
+def _head_of(newest: Row) -> JournalHead:
+    """A journal entry as a head; a damaged one vouches for no data, so that it differs."""
+    try:
+        return newest.head()
+    except Invalid:
+        return JournalHead(newest.entity, newest.revision, newest.digest, None)

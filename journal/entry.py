@@ -2,8 +2,8 @@
 
 An entry is envelope bytes, body bytes and a digest. The envelope is a JSON object in RFC 8785 form
 that holds only strings, integers below 2^53, booleans, null, arrays and objects. The digest is
-SHA-256(0x00 ‖ envelope bytes), the leaf hash of RFC 6962. Only stored bytes are ever hashed, never a
-re-encoding. ``tests/vectors/entries.json`` fixes the format for other languages.
+SHA-256(0x00 ‖ envelope bytes), the leaf hash of RFC 6962. Only stored bytes are ever hashed, never
+a re-encoding. ``tests/vectors/entries.json`` fixes the format for other languages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Predecessor(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Outcome(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """State reached, and SHA-256 of the entity's data as stored (null: the caller owns the store)."""
+    """State reached, and SHA-256 of the entity's data as stored (null: the caller keeps it)."""
 
     data: str | None
     state: str
@@ -157,7 +157,7 @@ def _read_later(text: bytes, fault: str) -> Envelope:
         raise Invalid(f"not an envelope of format {version}: {error}") from None
 
 
-def _known(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
+def _known(fields: dict[str, Any], kind: Any) -> dict[str, Any]:
     """The fields that version 1 has; nested objects likewise."""
     nested = {"body": Body, "outcome": Outcome, "predecessor": Predecessor}
     known: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def check_entity(entity: str) -> str:
 def check_type(kind: str) -> str:
     """Refuse what is not an entity type."""
     if not _TYPE.match(kind):
-        raise Invalid("an entity type is 1 to 64 of a-z, 0-9, _ and -, a letter first", field="type")
+        raise Invalid("an entity type is 1 to 64 of a-z, 0-9, _, -, a letter first", field="type")
     return kind
 
 

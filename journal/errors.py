@@ -47,7 +47,7 @@ class Overloaded(UnrewindError):
 
 
 class Refusal(UnrewindError):
-    """The operation was judged and refused; nothing was stored and the refusal is not remembered."""
+    """The operation was judged and refused; nothing was stored, and the refusal is forgotten."""
 
 
 class RevisionMismatch(Refusal):
@@ -82,7 +82,7 @@ class HistoryChanged(UnrewindError):
 
 
 class Recovering(UnrewindError):
-    """The tenant is closed: its store does not agree with its journal, or an operator stopped it."""
+    """The tenant is closed: store and journal do not agree, or an operator stopped it."""
 
 
 class JournalUnavailable(UnrewindError):
@@ -121,7 +121,10 @@ class FenceFailed(EngineError):
 
 
 class ConstraintFailed(EngineError):
-    """A constraint of the store refused a statement; the batch left nothing behind."""
+    """A constraint of the store refused a statement; the batch left nothing behind.
+
+    The member ``projection`` is true when the application's projection itself failed.
+    """
 
 
 class LockHeld(UnrewindError):

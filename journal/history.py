@@ -1,8 +1,8 @@
 """Continuity: whether entries of one entity form an unbroken chain.
 
 Pure functions over links. A chain is continuous when each link names the digest, history and
-revision of the one before it, across histories too. Everything else has a name: *gap* (a revision is
-missing), *fork* (two successors of one predecessor), *mismatch* (bytes that do not hash to their
+revision of the one before it, across histories too. Everything else has a name: *gap* (a revision
+is missing), *fork* (two successors of one predecessor), *mismatch* (bytes that do not hash to their
 digest), *orphan* (a link that names a predecessor which the chain excludes).
 """
 

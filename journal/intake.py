@@ -28,7 +28,8 @@ from journal.sealed import (
     judge_sealed,
     stream_of,
 )
-from journal.writepath import Ready, make_ready, poison
+from journal.standing import poison
+from journal.writepath import Ready, make_ready
 
 MAX_ENTRIES = 1000
 _ATTEMPTS = 3
@@ -143,7 +144,9 @@ async def _around(log: Log, entity: str, entries: Sequence[Entry]) -> Around:
         except Invalid as error:
             raise _damaged(entity, row.revision, error) from None
         held.append(Held(link_of(entry.envelope, entry.digest), entry.envelope.outcome.state))
-    rivals = [link_of(rival.entry.envelope, rival.entry.digest) for rival in await log.rivals(entity)]
+    rivals = [
+        link_of(rival.entry.envelope, rival.entry.digest) for rival in await log.rivals(entity)
+    ]
     flaws = await log.flaws(entity, FIRST_FLAW, MAX_AHEAD)
     since = {(flaw.flaw, flaw.first): flaw.since for flaw in flaws}
     return Around(chain, tuple(held), tuple(rivals), since)
@@ -151,5 +154,6 @@ async def _around(log: Log, entity: str, entries: Sequence[Entry]) -> Around:
 
 def _damaged(entity: str, revision: int, error: Invalid) -> UnrewindError:
     return JournalUnavailable(
-        f"{entity} revision {revision}: the journal's entry is damaged: {error}; run unrewind verify"
+        f"{entity} revision {revision}: the journal's entry is damaged: {error}; "
+        "run `unrewind verify`"
     )

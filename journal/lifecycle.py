@@ -132,7 +132,8 @@ def step(lifecycle: Lifecycle, state: str | None, action: str, version: str | No
     if rule is None or current not in rule.source:
         allowed = sorted(name for name, rule in lifecycle.actions.items() if current in rule.source)
         raise TransitionRefused(
-            f"{action} is not allowed in state {current}; allowed: {', '.join(allowed) or 'nothing'}",
+            f"{action} is not allowed in state {current}; "
+            f"allowed: {', '.join(allowed) or 'nothing'}",
             state=current,
             action=action,
             allowed=allowed,

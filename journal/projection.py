@@ -1,23 +1,25 @@
 """Projections: the application's own tables, kept in step with the decisions.
 
-For an *embedded* entity type the application's tables stand in the store. Its projection runs in the
-batch that accepts a decision and again when a decision is replayed, so the application's rows and
-the decision commit, rewind and return together.
+For an *embedded* entity type the application's tables stand in the store. Its projection runs in
+the batch that accepts a decision and again when a decision is replayed, so the application's rows
+and the decision commit, rewind and return together.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from journal.acceptance import Decision
-from journal.errors import SettingsInvalid
+from journal.errors import ConstraintFailed, SettingsInvalid
 from journal.lifecycle import Lifecycle
-from journal.sql import Statement
+from journal.sql import Projected, Statement
+
+_WRITES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "WITH")
 
 
 class Decided(Struct, frozen=True):
@@ -36,19 +38,23 @@ class Decided(Struct, frozen=True):
     body: bytes
 
 
-@runtime_checkable
 class Projection(Protocol):
     """Two pure functions from a decision to statements, and the tables that these write.
 
     MUST touch only rows of its entity, MUST depend on nothing but its argument: a replay runs it
-    again, years later, and must get the same rows.
+    again, years later, and must get the same rows. No foreign key may lead from one entity's rows
+    to another's, for each entity is rebuilt by itself.
     """
 
-    tables: Sequence[str]
-    """DDL that can be repeated (`CREATE TABLE IF NOT EXISTS …`)."""
+    @property
+    def tables(self) -> Sequence[str]:
+        """DDL that can be repeated (`CREATE TABLE IF NOT EXISTS …`), one statement each."""
 
     def apply(self, decision: Decided) -> Sequence[Statement]:
-        """The statements that a decision adds to its batch."""
+        """The INSERT, UPDATE and DELETE statements that a decision adds to its batch.
+
+        What this raises, or a constraint of its tables, refuses the decision and no other.
+        """
 
     def clear(self, entity: str) -> Sequence[Statement]:
         """The statements that remove the entity's rows, before it is rebuilt from its first."""
@@ -72,23 +78,51 @@ def decided(decision: Decision) -> Decided:
     )
 
 
+def statements_of(projection: Projection, decision: Decision) -> list[Projected]:
+    """What a decision adds to its batch. Raises ConstraintFailed, whatever `apply` raised."""
+    try:
+        return [_written(found) for found in projection.apply(decided(decision))]
+    except Exception as error:
+        name = type(projection).__name__
+        raise ConstraintFailed(
+            f"{name}.apply: {type(error).__name__}: {error}", projection=True
+        ) from error
+
+
+def _written(found: object) -> Projected:
+    if not isinstance(found, Statement):
+        raise TypeError(f"it gave a {type(found).__name__}, not a journal.Statement")
+    if not found.sql.lstrip().upper().startswith(_WRITES):
+        raise ValueError(f"a batch takes {', '.join(_WRITES)} alone, not: {found.sql}")
+    return Projected(found.sql, found.parameters)
+
+
 def load_projections(lifecycles: Mapping[str, Lifecycle]) -> dict[str, Projection]:
     """Import the projections that the lifecycles name as `module:name`. Raises SettingsInvalid."""
-    found: dict[str, Projection] = {}
-    for kind, lifecycle in lifecycles.items():
-        if lifecycle.projection is None:
-            continue
-        module, _, name = lifecycle.projection.partition(":")
-        try:
-            thing = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise SettingsInvalid(
-                f"[lifecycle.{kind}]: projection {lifecycle.projection}: {error}"
-            ) from None
-        projection = thing() if isinstance(thing, type) else thing
-        if not isinstance(projection, Projection):
-            raise SettingsInvalid(
-                f"[lifecycle.{kind}]: {lifecycle.projection} lacks tables, apply or clear"
-            )
-        found[kind] = projection
-    return found
+    return {
+        kind: _load(
+            f'[lifecycle.{kind}]: projection = "{lifecycle.projection}"', lifecycle.projection
+        )
+        for kind, lifecycle in lifecycles.items()
+        if lifecycle.projection is not None
+    }
+
+
+def _load(setting: str, path: str) -> Projection:
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise SettingsInvalid(f'{setting}: write it as "module:name"')
+    try:
+        thing: Any = getattr(importlib.import_module(module), name)
+        projection: Projection = thing() if isinstance(thing, type) else thing
+    except Exception as error:
+        advice = ""
+        if isinstance(error, ModuleNotFoundError):
+            advice = "; install it, or name the folder that holds it in PYTHONPATH"
+        raise SettingsInvalid(f"{setting}: {type(error).__name__}: {error}{advice}") from error
+    missing = [part for part in ("tables", "apply", "clear") if not hasattr(projection, part)]
+    if missing:
+        raise SettingsInvalid(f"{setting}: it lacks {' and '.join(missing)}")
+    if isinstance(projection.tables, str):
+        raise SettingsInvalid(f"{setting}: its tables are one string; give a list of statements")
+    return projection

@@ -42,7 +42,7 @@ _MAX_REPLAY = 100_000
 
 
 class Pending(UnrewindError):
-    """The entity's newest decision is committed and not yet in the journal; ask again in a moment."""
+    """The entity's newest decision is not yet in the journal; ask again in a moment."""
 
 
 class EntityView(Struct, frozen=True):
@@ -169,7 +169,8 @@ async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
         raise Recovering(f"the store is damaged: {error}") from error
     marker = tables.marker_of(marker_rows)
     tip = tip_of(record.control.authority, before.last)
-    if marker is None or marker.place.history != tip.history or marker.place.sequence < tip.sequence:
+    place = None if marker is None else marker.place
+    if place is None or place.history != tip.history or place.sequence < tip.sequence:
         raise Recovering("the store is behind its journal", verdict=str(Verdict.REWOUND))
     heads = tables.heads_of(rows)
     newest = max((head.sequence for head in heads.values()), default=0)
@@ -387,7 +388,7 @@ def _step(row: Row, flaws: Sequence[FlawRow]) -> Step:
         generation=envelope.generation,
         sequence=envelope.sequence,
         digest=row.digest,
-        predecessor=envelope.predecessor and envelope.predecessor.digest,
+        predecessor=None if envelope.predecessor is None else envelope.predecessor.digest,
         flaw=flaw,
     )
 

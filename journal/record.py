@@ -21,6 +21,7 @@ from journal.control import Control, ControlUnreadable
 from journal.detection import Finding, Seen, Verdict, compare
 from journal.entry import GENESIS
 from journal.errors import (
+    ConstraintFailed,
     Damaged,
     EngineError,
     FileChanged,
@@ -28,6 +29,7 @@ from journal.errors import (
     JournalUnavailable,
     LockHeld,
     Refused,
+    SettingsInvalid,
     Unreachable,
 )
 from journal.filesystem import check_filesystem
@@ -37,11 +39,13 @@ from journal.log import CONTROL, Append, Look
 from journal.log.sqlite import SqliteLog
 from journal.projection import Projection, load_projections
 from journal.settings import Settings
-from journal.sql import Statement
+from journal.sql import Projected
 from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
+
+_LEFT_OPEN: list[object] = []
 
 
 class Record:
@@ -69,6 +73,7 @@ class Record:
         self.poisoned: str | None = None
         self.stamp: Stamp | None = None
         self._trusted = False
+        self._copied = 0
         self._presence: Presence | None = None
 
     # Opening and closing.
@@ -119,13 +124,19 @@ class Record:
                 if not self.read_only:
                     self._create_tables(self.store)
         self.control = None
+        self._copied = 0
         # Opening may itself write to the file; what was trusted before it still is.
         self.stamp = stamp_of(settings.store_file) if self._trusted else None
 
     def _create_tables(self, store: SqliteStore) -> None:
-        for projection in self.projections.values():
+        for kind, projection in self.projections.items():
             for ddl in projection.tables:
-                store.database.run(Statement(ddl))
+                try:
+                    store.database.read([Projected(ddl)])
+                except ConstraintFailed as error:
+                    raise SettingsInvalid(
+                        f"[lifecycle.{kind}]: the tables of its projection: {error}"
+                    ) from error
 
     async def _found(self) -> None:
         settings = self.settings
@@ -187,13 +198,13 @@ class Record:
                     await port.close()
 
     async def close_and_mark(self) -> None:
-        """Close after a clean comparison and remember the file, so that the next start may trust it.
+        """Close after a clean comparison and note the file, so that the next start may trust it.
 
         Only the last process to leave can tell: another one may write after this.
         """
         path = self.settings.store_file
         with self.lock.held():
-            touched = self.touched()  # since that comparison, and not by us
+            touched = self._replaced() or self.touched()  # since that comparison, and not by us
             await self.close_files()
             stamp = stamp_of(path)
             if stamp is not None and not touched:
@@ -201,13 +212,20 @@ class Record:
 
     async def close(self) -> None:
         """Let go of everything. A lock that cannot be had leaves the files to the next opener."""
-        if self.read_only:
+        if self.read_only or (self.store is None and self.log is None):
+            # With nothing to close there is no lock to wait for, perhaps a second time.
             await self.close_files()
         else:
             try:
                 with self.lock.held():
-                    await self.close_files()
+                    if self.stamp is None or self.poisoned is not None or self._replaced():
+                        await self.close_files()
+                    else:
+                        # Nobody else wrote, and closing may: what was trusted still is.
+                        await self.close_and_mark()
             except LockHeld:
+                # Kept, for a connection that nothing refers to closes itself, and checkpoints.
+                _LEFT_OPEN.extend((self.store, self.log))
                 self.store = self.log = None
         if self._presence is not None:
             self._presence.close()
@@ -281,10 +299,15 @@ class Record:
             seen = Seen(look, None)
         else:
             seen = await self._look_again(look, marker)
+        known = self.control
         try:
             control = await self.current_control(look)
         except ControlUnreadable as error:
             return Finding(Verdict.CLOSED, error.detail), seen
+        if control is not known and marker is not None and self.store is not None:
+            self._copied = (await self.store.read([tables.READ_CONTROL_SEQUENCE]))[0][0][0]
+        if marker is not None and self._copied > control.sequence:
+            seen = msgspec.structs.replace(seen, copied=self._copied)
         return compare(control, seen, self.settings.instance), seen
 
     async def _look_again(self, look: Look, marker: Marker) -> Seen:
@@ -320,6 +343,22 @@ class Record:
             self.stamp = now
             return False
         return True
+
+    def _replaced(self) -> bool:
+        """Whether another file, or none, stands in the place of the one that was opened."""
+        if self.store is None:
+            return True
+        try:
+            self.store.stamp()
+        except FileChanged:
+            return True
+        return False
+
+    def distrust(self) -> None:
+        """Trust the file no more until every head was compared: it is about to be rebuilt."""
+        self._trusted = False
+        self.stamp = None
+        self.seen_file.unlink(missing_ok=True)
 
     def saw(self) -> None:
         """Remember the file as it is now: our own commit, or a comparison that was clean."""

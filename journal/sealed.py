@@ -56,7 +56,7 @@ class Surroundings(Struct, frozen=True):
 
 
 class SealedAnswer(Struct, frozen=True):
-    """How an entry stands: the caller acknowledges once ``durable_through`` reaches its revision."""
+    """How an entry stands: it may be acknowledged once ``durable_through`` reaches it."""
 
     entity: str
     revision: int
@@ -113,6 +113,14 @@ class _Working:
         boundary = self.chain.boundary.revision
         return [held for held in self.held.values() if held.link.revision > boundary]
 
+    def awaits(self, revision: int) -> bool:
+        """Whether ``revision`` is the first one that is missing."""
+        missing = self.chain.boundary.revision + 1
+        held = {found.link.revision for found in self.beyond()}
+        while missing in held:
+            missing += 1
+        return revision == missing
+
     def advance(self) -> tuple[Break, ...]:
         """Move the boundary as far as the chain is continuous; what is wrong beyond it."""
         beyond = self.beyond()
@@ -148,6 +156,8 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
             continue
         rival_of = _rival_of(entity, entry)
         if rival_of is not None:
+            if any(new.digest == rival_of for _, new in taken):
+                raise _contradiction(entry, rival_of)
             rivals.append(Rival(entry, rival_of, around.now))
             fault = fault or _forked(entry, rival_of)
             continue
@@ -159,7 +169,7 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
         _check_neighbours(entity, entry)
         _check_authority(entity, entry, around)
         _check_sequence(entry, places)
-        if len(entity.beyond()) >= MAX_AHEAD:
+        if len(entity.beyond()) >= MAX_AHEAD and not entity.awaits(envelope.revision):
             missing = entity.chain.boundary.revision + 1
             raise Overloaded(
                 f"{envelope.entity}: {MAX_AHEAD} entries wait for revision {missing} already"
@@ -172,6 +182,7 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
     touched = sorted({entry.envelope.entity for entry in entries})
     if fault is not None:
         # Nothing of the request is taken: the entities are judged as they stood, with the rivals.
+        touched = sorted({rival.entry.envelope.entity for rival in rivals})
         working = {entity: _Working(around.entities[entity]) for entity in touched}
         taken, outcomes = [], []
     for rival in rivals:
@@ -228,6 +239,17 @@ def _forked(entry: Entry, stored: str) -> Forked:
     )
 
 
+def _contradiction(entry: Entry, other: str) -> Forked:
+    envelope = entry.envelope
+    return Forked(
+        f"{envelope.entity} revision {envelope.revision} is both {other} and {entry.digest} in "
+        "this request; nothing of it was taken: send the one that your store holds",
+        entity=envelope.entity,
+        revision=envelope.revision,
+        rival=entry.digest,
+    )
+
+
 def _check_neighbours(entity: _Working, entry: Entry) -> None:
     envelope = entry.envelope
     for successor in entity.at(envelope.revision + 1):
@@ -251,7 +273,7 @@ def _check_neighbours(entity: _Working, entry: Entry) -> None:
                 f"{named.digest}, which is not the one in the journal",
                 entity=envelope.entity,
                 revision=envelope.revision,
-                expected=sorted(digest for digest, _ in stored)[0],
+                expected=min(digest for digest, _ in stored),
                 offered=named.digest,
             )
 

@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import msgspec
+
 from journal import reading
 from journal.acceptance import Acceptance, Operation, check_operation
-from journal.control import Control, Role, Token
+from journal.control import Control, Role, Stage, Token
 from journal.detection import Finding
 from journal.errors import (
     FileChanged,
@@ -132,8 +134,13 @@ class Journal:
         return await self.read(reading.read_feed, after, limit)
 
     async def status(self) -> Status:
-        """Where the tenant stands."""
-        return await self.read(status)
+        """Where the tenant stands, and whether this process still decides."""
+        stands = await self.read(status)
+        reason = self._writing.poisoned
+        if reason is None or not Stage(stands.stage).decides:
+            return stands
+        detail = f"this process takes no decisions until it is restarted: {reason}"
+        return msgspec.structs.replace(stands, stage=str(Stage.READING), detail=detail)
 
     # Tokens.
 
@@ -195,6 +202,15 @@ class Journal:
         """Open the files, compare them, hand off what a crash left."""
         await self._write_thread
         await self._read_thread
+        try:
+            return await self._open()
+        except BaseException:
+            # Threads that nobody stops would keep the process from ending.
+            await self._read_thread.run(Record.close, self._reading)
+            await self._end()
+            raise
+
+    async def _open(self) -> Finding:
         await self.write(Record.open)
         await self._read_thread.run(Record.open, self._reading)
         stopped = await self._write_thread.run(_stopped_clean, self._writing)
@@ -212,6 +228,9 @@ class Journal:
             await self.write(settle)
         with contextlib.suppress(UnrewindError):
             await self.write(_stop_clean)
+        await self._end()
+
+    async def _end(self) -> None:
         await self._write_thread.run(Record.close, self._writing)
         await self._read_thread.close()
         await self._write_thread.close()
@@ -229,7 +248,7 @@ async def _reopening(
         return await function(record, *args)
 
 
-async def _detect(record: Record, deep: bool) -> Finding:  # noqa: FBT001 - passed by position
+async def _detect(record: Record, deep: bool) -> Finding:
     return await detect(record, deep=deep)
 
 
@@ -252,8 +271,8 @@ async def _stop_clean(record: Record) -> None:
 async def open_journal(settings: Settings) -> AsyncIterator[Journal]:
     """Open a tenant in this process; founds it at the first start. Exported as ``journal.open``.
 
-    Raises Refused (network filesystem, or the files are being replaced) or SettingsInvalid. A tenant
-    whose store and journal disagree opens closed: decisions raise Recovering.
+    Raises Refused (network filesystem, or the files are being replaced) or SettingsInvalid. A
+    tenant whose store and journal disagree opens closed: decisions raise Recovering.
     """
     journal = Journal(settings)
     await journal.start()

@@ -21,6 +21,10 @@ class Statement(Struct, frozen=True):
     parameters: tuple[Any, ...] = ()
 
 
+class Projected(Statement, frozen=True):
+    """A statement of the application's: what is wrong with it is no fault of the database."""
+
+
 class Rows(Struct, frozen=True):
     """One INSERT of many rows; ``sql`` holds `{rows}` where the VALUES go."""
 

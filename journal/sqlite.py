@@ -1,7 +1,8 @@
 """The one place that opens SQLite.
 
-A ``Database`` is one file in WAL mode with ``synchronous=FULL``. Its calls block; ``journal.worker``
-runs them in a thread. Errors of SQLite leave here as the project's own, by their result code.
+A ``Database`` is one file in WAL mode with ``synchronous=FULL``. Its calls block;
+``journal.worker`` runs them in a thread. Errors of SQLite leave here as the project's own, by
+their result code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -26,13 +28,21 @@ from journal.errors import (
     FileChanged,
     Unreachable,
 )
-from journal.sql import Batch, Result, Rows, Statement
+from journal.sql import Batch, Projected, Result, Rows, Statement
 
 CHECKPOINT_PAGES = 4000
 CACHE_KIB = 65_536
 BUSY_MS = 5000
 SIDE_FILES = ("-wal", "-shm", "-journal")
 _CHUNKS = (64, 16, 4, 1)
+_FAULTS_OF_STATEMENTS = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,  # syntax, and tables or columns that are not there
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_RANGE,
+    }
+)
 _PRAGMAS = (
     "PRAGMA synchronous=FULL",
     "PRAGMA foreign_keys=ON",
@@ -43,6 +53,14 @@ _PRAGMAS = (
     f"PRAGMA cache_size=-{CACHE_KIB}",
     f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}",
 )
+
+
+_UNDECODABLE = "decode to UTF-8"
+"""In what the driver says of text that is none; it has no code for it."""
+
+
+def _decode_damaged(raw: bytes) -> str:
+    return raw.decode(errors="replace")
 
 
 class Stamp(Struct, frozen=True):
@@ -122,6 +140,8 @@ class Database:
             self.connection.close()
             raise FileChanged(f"{path}: the file went away while it was opened")
         self._identity = (found.device, found.inode)
+        self._failed: str | None = None
+        self.tolerant = False
 
     def _prepare(self, schema: str | None, *, created: bool) -> None:
         for pragma in _PRAGMAS:
@@ -154,22 +174,31 @@ class Database:
             finally:
                 self.connection.execute("COMMIT")
 
-    def stream(self, statement: Statement) -> Iterator[tuple[object, ...]]:
+    def stream(self, statement: Statement) -> Iterator[tuple[Any, ...]]:
         """Rows of one query as they are read; memory does not grow with their number."""
         with _translated(self.path):
             yield from self.connection.execute(statement.sql, statement.parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A write transaction. Nothing is left behind when the block or the commit fails."""
-        with _translated(self.path):
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.connection.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
+        """A write transaction. Nothing is left behind when the block or the commit fails.
+
+        After a DiskFailed there is no other one until the file is opened anew.
+        """
+        if self._failed is not None:
+            raise DiskFailed(f"not written to since this: {self._failed}")
+        try:
+            with _translated(self.path):
+                self.connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self.connection.execute("COMMIT")
+                except BaseException:
+                    self._roll_back()
+                    raise
+        except DiskFailed as error:
+            self._failed = error.detail
+            raise
 
     def batch(self, statements: Batch, *, fenced: bool = False) -> None:
         """Run statements in one transaction; all or none.
@@ -189,9 +218,20 @@ class Database:
             raise
 
     def run(self, statement: Statement | Rows) -> Result:
-        """Run one statement inside the caller's ``transaction``."""
+        """Run one statement inside the caller's ``transaction``.
+
+        Raises ConstraintFailed when the application's own statement is at fault.
+        """
+        if isinstance(statement, Projected):
+            return self._run_projected(statement)
         if isinstance(statement, Statement):
-            return self.connection.execute(statement.sql, statement.parameters).fetchall()
+            try:
+                return self.connection.execute(statement.sql, statement.parameters).fetchall()
+            except sqlite3.OperationalError as error:
+                if _UNDECODABLE not in str(error):
+                    raise
+                self.tolerate()
+                return self.connection.execute(statement.sql, statement.parameters).fetchall()
         rows = statement.rows
         start = 0
         for size in _CHUNKS:
@@ -201,6 +241,20 @@ class Database:
                 self.connection.execute(sql, tuple(chain.from_iterable(part)))
                 start += size
         return []
+
+    def tolerate(self) -> None:
+        """From now on show text that is not UTF-8: a flipped bit is to be named, not to stop us."""
+        self.connection.text_factory = _decode_damaged
+        self.tolerant = True
+
+    def _run_projected(self, statement: Projected) -> Result:
+        try:
+            return self.connection.execute(statement.sql, statement.parameters).fetchall()
+        except (sqlite3.Error, ArithmeticError, TypeError, ValueError) as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is not None and code & 0xFF not in _FAULTS_OF_STATEMENTS:
+                raise
+            raise ConstraintFailed(str(error), projection=True) from error
 
     def _roll_back(self) -> None:
         if self.connection.in_transaction:
@@ -253,8 +307,8 @@ def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
         return ConstraintFailed(str(error))
     if primary in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}:
         return DiskFailed(f"{detail} ({getattr(error, 'sqlite_errorname', '')})")
-    if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or isinstance(
-        error, sqlite3.DataError
+    if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or (
+        primary is None and _UNDECODABLE in detail  # the driver's own, without a code
     ):
         return Damaged(detail)
     if primary in {

@@ -46,6 +46,8 @@ async def examine(record: Record) -> tuple[Finding, Seen]:
         except FileChanged as error:
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
+        except EngineError as error:
+            raise JournalUnavailable(f"store or journal cannot be read: {error}") from error
     raise JournalUnavailable("store or journal is being replaced again and again")
 
 
@@ -76,9 +78,11 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
                     record.saw()
                 return finding
     except (Damaged, Invalid) as error:
+        record.distrust()
         return Finding(Verdict.REPLACED, f"the store is damaged: {error}", finding.facts)
     finally:
         await store.close()
+    record.distrust()
     named = ", ".join(_say(item) for item in differing[:_NAMED])
     more = "" if len(differing) <= _NAMED else f" and {len(differing) - _NAMED} more"
     return Finding(
@@ -151,7 +155,12 @@ async def change_control(
 async def append_control(
     record: Record, build: Callable[[Control], tuple[Entry, Authority] | None]
 ) -> Control:
-    """Append the control entry that ``build`` makes of the present control; the one after it."""
+    """Append the control entry that ``build`` makes of the present control; the one after it.
+
+    A token or a recovery's step is an acknowledgement too: a stopped writer gives none.
+    """
+    if record.poisoned is not None:
+        raise WriterStopped(record.poisoned)
     with record.lock.held():
         for _ in range(_ATTEMPTS):
             try:
@@ -167,12 +176,17 @@ async def append_control(
             except Moved:
                 continue
             except DiskFailed as error:
-                record.poisoned = f"the journal's commit failed: {error}"
-                LOGGER.critical("no more acknowledgements: %s", record.poisoned)
-                raise WriterStopped(record.poisoned) from error
+                raise poison(record, f"the journal's commit failed: {error}") from error
             except EngineError as error:
                 raise JournalUnavailable(f"the journal cannot be written: {error}") from error
     raise JournalUnavailable("the journal keeps moving")
+
+
+def poison(record: Record, reason: str) -> WriterStopped:
+    """Stop this process's writer for good: what the disk did with the commit is unknown."""
+    record.poisoned = reason
+    LOGGER.critical("no more acknowledgements from this process: %s", reason)
+    return WriterStopped(reason)
 
 
 async def detect(record: Record, *, deep: bool) -> Finding:

@@ -42,10 +42,10 @@ from journal.errors import (
 )
 from journal.lifecycle import Owner
 from journal.log import DECISIONS, Append, Look, Row
-from journal.projection import decided
+from journal.projection import statements_of
 from journal.record import Record
 from journal.sql import Rows, Statement
-from journal.standing import LOGGER, close_tenant, compare_heads, examine
+from journal.standing import LOGGER, close_tenant, compare_heads, examine, poison
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
@@ -71,8 +71,9 @@ async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
 
     An acceptance MUST NOT be in the result before its decision is committed in the store *and* the
     journal holds it and everything it rests on (P1). Answers to known operations and refusals rest
-    on journalled decisions too: the turn begins by handing off whatever an earlier one left. A batch
-    that a constraint of the application refuses is judged again one by one.
+    on journalled decisions too: the turn begins by handing off whatever an earlier one left. A
+    batch that a constraint of the application refuses is judged again in halves, down to the one
+    at fault.
 
     Raises Recovering, JournalUnavailable or WriterStopped when nothing could be decided; a caller
     that gets one of these repeats the operation ID later and learns its fate.
@@ -132,7 +133,7 @@ async def _decide(
         try:
             await _commit(record, ready, judged)
         except ConstraintFailed as error:
-            return await _one_by_one(record, operations, judged, error)
+            return await _in_halves(record, operations, judged, error)
         await journal_entries(
             record, [decision.entry for decision in judged.decisions], ready.look
         )
@@ -147,10 +148,16 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
     statement = tables.read_heads({operation.entity for operation in operations})
     try:
         heads = tables.heads_of((await ready.store.read([statement]))[0])
+        if ready.store.database.tolerant:
+            raise Damaged("it holds text that is not UTF-8")  # noqa: TRY301 - handled as any other
     except Damaged as error:
         finding = Finding(Verdict.REPLACED, f"the store is damaged: {error}")
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}") from error
+    except FileChanged:
+        raise
+    except EngineError as error:
+        raise JournalUnavailable(f"the store cannot be read: {error}") from error
     known = {row.operation: _known(row) for row in rows}
     return View(ready.tip, heads, known, flawed)
 
@@ -184,44 +191,55 @@ async def _commit(record: Record, ready: Ready, judged: Judged) -> None:
 
 
 def project(record: Record, decisions: Sequence[Decision]) -> Iterator[Statement]:
-    """The statements of the projections of embedded types, in the decisions' order."""
+    """The statements of the projections of embedded types, in the decisions' order.
+
+    Raises ConstraintFailed when a projection fails.
+    """
     for decision in decisions:
         if decision.owner is Owner.EMBEDDED:
             kind = decision.entry.envelope.entity.partition("/")[0]
-            yield from record.projections[kind].apply(decided(decision))
+            yield from statements_of(record.projections[kind], decision)
 
 
-async def _one_by_one(
+async def _in_halves(
     record: Record, operations: Sequence[Operation], judged: Judged, error: ConstraintFailed
 ) -> list[Answer]:
-    """Give each operation a batch of its own, so that only the one at fault is refused."""
+    """Give each half a batch of its own, so that in the end only the one at fault is refused."""
     if len(operations) == 1:
         if judged.decisions[0].owner is Owner.EMBEDDED:
-            entity = operations[0].entity
-            return [
-                TransitionRefused(
-                    f"{entity}: the application's own constraint refused it: {error}",
-                    entity=entity,
-                    constraint=str(error),
-                )
-            ]
+            return [_refusal(operations[0].entity, error)]
         finding = Finding(Verdict.REPLACED, f"the store contradicts itself: {error}")
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}")
     answers: list[Answer] = []
-    for operation in operations:
+    middle = len(operations) // 2
+    for half in (operations[:middle], operations[middle:]):
         try:
-            answers.extend(await turn(record, [operation]))
+            answers.extend(await turn(record, half))
         except UnrewindError as fault:
-            answers.append(fault)
+            answers.extend(type(fault)(fault.detail, **fault.members) for _ in half)
     return answers
+
+
+def _refusal(entity: str, error: ConstraintFailed) -> TransitionRefused:
+    """What the caller is told; a fault of the projection itself is logged too."""
+    if error.members.get("projection"):
+        LOGGER.error("%s: a projection failed: %s", entity, error, exc_info=error)
+        return TransitionRefused(
+            f"{entity}: the application's projection failed: {error}", entity=entity
+        )
+    return TransitionRefused(
+        f"{entity}: the application's own constraint refused it: {error}",
+        entity=entity,
+        constraint=str(error),
+    )
 
 
 async def journal_entries(record: Record, entries: Sequence[Entry], look: Look) -> None:
     """Append decisions that the store has committed. Until this returns they are obligations.
 
-    Raises JournalUnavailable (they stay pending), WriterStopped, or Recovering when another decision
-    already stands at one of their places.
+    Raises JournalUnavailable (they stay pending), WriterStopped, or Recovering when another
+    decision already stands at one of their places.
     """
     append = Append(entries=[(DECISIONS, entry) for entry in entries])
     try:
@@ -293,13 +311,6 @@ async def settle(record: Record) -> None:
         except DiskFailed as error:
             raise poison(record, f"the store's commit failed: {error}") from error
         record.saw()
-
-
-def poison(record: Record, reason: str) -> WriterStopped:
-    """Stop this process's writer for good: what the disk did with the commit is unknown."""
-    record.poisoned = reason
-    LOGGER.critical("no more acknowledgements from this process: %s", reason)
-    return WriterStopped(reason)
 
 
 @contextmanager

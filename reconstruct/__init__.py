@@ -1,1 +1,1 @@
-"""After a rewind: snapshots, evidence, verification, and the recovery of a store from its journal."""
+"""After a rewind: snapshots, evidence, verification, and recovering a store from its journal."""

@@ -14,12 +14,13 @@ from msgspec import Struct
 from journal.acceptance import EntityHead
 from journal.control import Control, tip_of
 from journal.data import hash_of
-from journal.detection import Difference, Seen, differing_heads
+from journal.detection import Difference, Seen, Verdict, differing_heads
 from journal.errors import Damaged, Invalid, Refused
 from journal.history import Flaw
-from journal.log import Log, Row
+from journal.log import FIRST_FLAW, FlawRow, Log, Row
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
+from journal.sql import Statement
 from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
@@ -168,6 +169,18 @@ class Survey(Struct, frozen=True):
 
     plan: Plan
     base: Base
+    faulty: tuple[FlawRow, ...]
+
+
+async def find_faulty(log: Log) -> tuple[FlawRow, ...]:
+    """Flaws that an earlier replay found: their entities are tried again from the first revision."""
+    found: list[FlawRow] = []
+    after = FIRST_FLAW
+    while page := await log.flaws(None, after, PAGE):
+        # Those of a caller-owned entity, which has a chain, are the intake's.
+        found += [flaw for flaw in page if await log.chain(flaw.entity) is None]
+        after = page[-1].key
+    return tuple(found)
 
 
 async def survey(record: Record, progress: Progress = silent) -> Survey:
@@ -179,13 +192,15 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     finding, seen = await examine(record)
     log = record.journal()
     control = await record.current_control(seen.look)
-    if control.instance != record.settings.instance:
-        raise Refused(finding.detail)
+    if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
+        raise Refused(f"there is nothing to reconstruct from: {finding.detail}")
     base, stale, fresh = await _compare(record, control, seen)
     tip = tip_of(control.authority, seen.look.last)
     replay = Replay(record.lifecycles)
     undone = {decision.entity for decision in base.local_only}
-    rebuild = sorted({*stale, *undone})
+    faulty = await find_faulty(log)
+    again = set() if fresh else {flaw.entity for flaw in faulty}
+    rebuild = sorted({*stale, *undone, *again})
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
     for entity in rebuild:
         await _rehearse_rebuild(log, entity, replay)
@@ -211,25 +226,59 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
         fresh_store=fresh,
     )
     identity = sha256(msgspec.json.encode(plan, order="deterministic")).hexdigest()[:16]
-    return Survey(msgspec.structs.replace(plan, plan=identity), base)
+    return Survey(msgspec.structs.replace(plan, plan=identity), base, faulty)
 
 
 async def _compare(
     record: Record, control: Control, seen: Seen
 ) -> tuple[Base, list[str], bool]:
-    store = record.store
-    log = record.journal()
-    if store is None or seen.marker is None:
-        return Base(0, ()), [], True
+    """The base, entities whose rows are not the journal's, and whether to build a new store."""
+    marker = seen.marker
+    if record.store is None or marker is None:
+        return _FRESH
+    if (marker.tenant, marker.instance) != (control.tenant, control.instance):
+        return _FRESH
+    trusted = record.stopped_clean()
     try:
-        base = await find_base(store, log, control, seen)
-        if record.stopped_clean():
-            return base, [], False
-        suspects = await differing_heads(store, log, frozenset(), _UNLIMITED)
-        stale = await find_stale(store, log, base.common, suspects)
+        # A connection of its own: the record's may show pages that the file no longer has.
+        store = SqliteStore(record.settings.store_file, read_only=True)
     except Damaged:
-        return Base(0, ()), [], True
-    return base, stale, False
+        return _FRESH
+    try:
+        base = await find_base(store, record.journal(), control, seen)
+        if trusted:
+            return base, [], False
+        if await _is_torn(store, record.journal(), base.common):
+            return _FRESH
+        suspects = await differing_heads(store, record.journal(), frozenset(), _UNLIMITED)
+        stale = set(await find_stale(store, record.journal(), base.common, suspects))
+        # A row ahead of the base says what some later decision left; the walk would meet it again.
+        ahead = (await store.read([tables.entities_above(base.common)]))[0]
+        return base, sorted(stale.union(entity for (entity,) in ahead)), False
+    except Damaged:
+        return _FRESH
+    finally:
+        await store.close()
+
+
+_FRESH: tuple[Base, list[str], bool] = (Base(0, ()), [], True)
+
+
+async def _is_torn(store: SqliteStore, log: Log, common: int) -> bool:
+    """Whether the file mixes pages of several moments: no SQL on it can be relied upon.
+
+    An older database file beside a newer `-wal` does: rows that no moment lacked are missing, or
+    the tables themselves contradict each other.
+    """
+    told, counted = await store.read([_QUICK_CHECK, tables.count_decisions(common)])
+    faults = [text for (text,) in told if text != "ok" and not text.startswith(_ROW_RULES)]
+    count: int = counted[0][0]
+    return bool(faults) or count < await log.count_decisions(common)
+
+
+_QUICK_CHECK = Statement("PRAGMA quick_check")
+_ROW_RULES = ("NULL value in", "CHECK constraint failed in")
+"""What quick_check says of rows that break a rule: the application's affair, no torn file."""
 
 
 async def _rehearse(

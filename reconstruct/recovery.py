@@ -3,7 +3,8 @@
     begin ──► (the operator restores the store) ──► plan ──► apply ──► reopen
 
 Each step can be interrupted anywhere and run again. ``begin`` fences: it puts the stop file up and
-raises the generation. ``apply`` brings the store to what the journal holds and starts a new history.
+raises the generation. ``apply`` brings the store to what the journal holds and starts a new
+history.
 """
 
 from __future__ import annotations
@@ -11,42 +12,34 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
-from journal.acceptance import Decision, Place, beginning
+from journal.acceptance import Place, beginning
 from journal.clock import SystemClock
 from journal.control import Authority, Control, Stage
 from journal.detection import Verdict
 from journal.entry import GENESIS
-from journal.errors import (
-    ConstraintFailed,
-    DiskFailed,
-    EngineError,
-    Refused,
-)
-from journal.history import Flaw
+from journal.errors import EngineError, FileChanged, JournalUnavailable, Recovering, Refused
 from journal.locks import StopFile, TurnLock
-from journal.log import FIRST_FLAW, Append, Row
+from journal.log import Append, FlawRow
 from journal.record import Record
 from journal.settings import Settings
-from journal.sql import Rows, Statement
 from journal.sqlite import stamp_of
 from journal.standing import LOGGER, change_control, compare_heads, examine
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
-from journal.store.tables import Marker
-from journal.writepath import hand_off, poison, project
+from journal.writepath import hand_off
+from reconstruct.applying import commit, rebuild_entity, the_marker, undo, walk
 from reconstruct.evidence import Evidence, capture
-from reconstruct.planning import PAGE, Plan, Progress, Survey, silent, survey
+from reconstruct.planning import Plan, Progress, Survey, silent, survey
 from reconstruct.replay import Replay
 from reconstruct.snapshots import move_aside
 
 GAP_BETWEEN_HISTORIES = 65_537
 """A new history's first sequence is this far beyond the highest known one (R2)."""
 
-_FAULTY = frozenset({Flaw.PROJECTION, Flaw.DIVERGENT, Flaw.MISMATCH, Flaw.ORPHAN, Flaw.GAP})
+_NOT_FENCED = "stopped, not fenced: do not restore"
 
 
 class Stopped(Struct, frozen=True):
@@ -117,12 +110,19 @@ async def begin(record: Record, reason: str, principal: str | None = None) -> Be
     """
     record.stop.put_up(reason, record.clock.now())
     with record.lock.held():
-        finding, seen = await examine(record)
+        await _open_anew(record)
+        try:
+            finding, seen = await examine(record)
+        except JournalUnavailable as error:
+            raise Refused(f"{_NOT_FENCED}. {error.detail}") from error
         if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
-            raise Refused(f"stopped, not fenced: do not restore. {finding.detail}")
-        control = await record.current_control(seen.look)
+            raise Refused(f"{_NOT_FENCED}. {finding.detail}")
         if finding.verdict is Verdict.CRASHED:
-            await hand_off(record, seen)
+            try:
+                await hand_off(record, seen)
+            except Recovering as error:
+                LOGGER.warning("what waits cannot be handed off and will be undone: %s", error)
+        control = await record.read_control()
         resumed = control.begun is not None or control.last == "history"
         known = 0 if seen.marker is None else seen.marker.place.generation
         generation = max(control.authority.generation, known) + (0 if resumed else 1)
@@ -150,16 +150,32 @@ def _authority(control: Control, generation: int, stage: Stage = Stage.CLOSED) -
     return Authority(before.history, generation, stage, before.first, before.digest)
 
 
+async def _open_anew(record: Record) -> None:
+    """Let go of pages that a connection has cached of a file that somebody else wrote to."""
+    try:
+        touched = record.store is not None and record.touched()
+    except FileChanged:
+        touched = True
+    if touched:
+        with record.lock.held():
+            await record.open_files()
+
+
 async def _raise_in_store(record: Record, generation: int) -> None:
     """Second fence, where the store can be read; control alone is enough without it."""
+    settings = record.settings
     try:
         marker = await record.marker()
         if marker is None or record.store is None or marker.place.generation == generation:
             return
+        if (marker.tenant, marker.instance) != (settings.tenant, settings.instance):
+            return
+        trusted = not record.touched()
         place = marker.place
         raised = Place(place.history, generation, place.sequence, place.digest)
         await record.store.batch([tables.fence(marker, raised, marker.journalled)])
-        record.saw()
+        if trusted:
+            record.saw()
     except EngineError as error:
         LOGGER.warning("the generation stands in control alone, the store refused: %s", error)
 
@@ -188,27 +204,29 @@ async def apply(
     Raises Refused when no recovery has begun, another apply runs, or the plan has changed.
     """
     with _alone(record.settings):
+        await _open_anew(record)
         found = await survey(record, progress)
         control = await _require_begun(record)
         if plan_id is not None and plan_id != found.plan.plan:
             raise Refused(
                 f"the plan is now {found.plan.plan}, not {plan_id}: look at it again and name it"
             )
+        # From here on the file is trusted no more, until `reopen` has compared every head.
+        record.distrust()
         if found.plan.fresh_store:
             await _fresh_store(record)
         with record.lock.held():
             await _raise_in_store(record, control.authority.generation)
         replay = Replay(record.lifecycles)
-        faulty = await _faulty(record)
-        rebuild = sorted({*found.plan.rebuild, *faulty})
-        await _undo(record, found, rebuild)
+        rebuild = found.plan.rebuild
+        await undo(record, found.base, rebuild)
         replayed = await walk(
             record, found.base.common, set(rebuild), replay, progress, found.plan.missing
         )
         for number, entity in enumerate(rebuild, 1):
-            await _rebuild(record, entity, replay)
+            await rebuild_entity(record, entity, replay)
             progress(number, len(rebuild), "rebuilt")
-        await _note_flaws(record, replay, faulty)
+        await _note_flaws(record, replay, found.faulty)
         control = await _start_history(record, found, principal)
         await _finish(record, control)
     authority = control.authority
@@ -251,200 +269,21 @@ async def _fresh_store(record: Record) -> None:
     """A new store file; what is left of the old one is moved aside, never overwritten."""
     with record.lock.held():
         if record.store is not None:
-            await record.store.close()
+            with suppress(EngineError):
+                await record.store.close()
             record.store = None
         move_aside(record.settings.store_file)
         await record.create_store()
 
 
-async def _faulty(record: Record) -> list[str]:
-    """Managed entities that an earlier replay left incomplete: tried again from the first."""
-    flaws = await record.journal().flaws(None, FIRST_FLAW, 100_000)
-    entities = {flaw.entity for flaw in flaws if flaw.flaw in _FAULTY}
-    chained = [name for name in entities if await record.journal().chain(name) is None]
-    return sorted(chained)
-
-
-def _store(record: Record) -> SqliteStore:
-    if record.store is None:
-        raise Refused("the store went away during the recovery")
-    return record.store
-
-
-async def _marker(record: Record) -> Marker:
-    marker = await record.marker()
-    if marker is None:
-        raise Refused("the store lost its marker during the recovery")
-    return marker
-
-
-async def _batch(record: Record, statements: Sequence[Statement | Rows]) -> None:
-    fence, *rest = statements
-    try:
-        await _store(record).batch([fence, tables.DEFER_FOREIGN_KEYS, *rest])
-    except DiskFailed as error:
-        raise poison(record, f"the store's commit failed: {error}") from error
-    record.saw()
-
-
-def _clear(record: Record, entity: str) -> Sequence[Statement]:
-    projection = record.projections.get(entity.partition("/")[0])
-    return [] if projection is None else projection.clear(entity)
-
-
-async def _undo(record: Record, found: Survey, rebuild: Sequence[str]) -> None:
-    """Drop what only the store has, and the rows of every entity that will be rebuilt."""
-    with record.lock.held():
-        marker = await _marker(record)
-        base = found.base
-        generation = marker.place.generation
-        at = await record.journal().place(base.common)
-        back = marker.place
-        if base.local_only or base.common < marker.place.sequence:
-            first = (await record.current_control(await record.look())).histories[0]
-            back = beginning(first.history, generation)
-            if at is not None:
-                back = Place(at.history, generation, at.sequence, at.digest)
-        for start in range(0, max(len(rebuild), 1), PAGE):
-            part = rebuild[start : start + PAGE]
-            statements: list[Statement | Rows] = [
-                tables.fence(marker, back, min(back.sequence, marker.journalled)),
-                tables.delete_heads(part),
-            ]
-            for entity in part:
-                statements.extend(_clear(record, entity))
-            if start == 0:
-                statements.append(
-                    tables.delete_decisions(item.sequence for item in base.local_only)
-                )
-            await _batch(record, statements)
-            marker = await _marker(record)
-
-
-async def walk(
-    record: Record,
-    after: int,
-    rebuild: set[str],
-    replay: Replay,
-    progress: Progress = silent,
-    total: int = 0,
-) -> int:
-    """Replay, in sequence order, what the store lacks above ``after``; how many decisions.
-
-    Its cost follows what was lost. Entities in ``rebuild`` only have their bytes kept.
-    """
-    done = 0
-    log = record.journal()
-    while rows := await log.decisions(after, PAGE):
-        with record.lock.held():
-            statement = tables.read_heads({row.entity for row in rows} - rebuild)
-            replay.load(tables.heads_of((await _store(record).read([statement]))[0]))
-            await _replay_page(record, rows, rebuild, replay)
-        replay.forget()
-        after = rows[-1].sequence or after
-        done += len(rows)
-        progress(done, max(total, done), "replayed")
-    return done
-
-
-async def _replay_page(
-    record: Record, rows: Sequence[Row], rebuild: set[str], replay: Replay
-) -> None:
-    """Commit a page; when a projection fails in it, decision by decision, so that one entity stops."""
-    before = dict(replay.heads)
-    decisions = replay.run(row for row in rows if row.entity not in rebuild)
-    kept = [row for row in rows if row.entity in rebuild]
-    try:
-        await _commit(record, rows[-1], decisions, kept)
-    except ConstraintFailed:
-        LOGGER.warning("a projection refused a page; replaying it decision by decision")
-    else:
-        return
-    replay.heads.clear()
-    replay.load(before)
-    for row in rows:
-        if row.entity in rebuild:
-            await _commit(record, row, [], [row])
-            continue
-        if row.entity in replay.stops and replay.stops[row.entity].flaw is not Flaw.PROJECTION:
-            continue
-        single = replay.run([row])
-        try:
-            await _commit(record, row, single, [])
-        except ConstraintFailed as error:
-            previous = before.get(row.entity)
-            if previous is None:
-                replay.heads.pop(row.entity, None)
-            else:
-                replay.heads[row.entity] = previous
-            replay.stop(row.entity, Flaw.PROJECTION, row.revision, _refused(row, error))
-        else:
-            before[row.entity] = replay.heads[row.entity]
-
-
-def _refused(row: Row, error: ConstraintFailed) -> str:
-    return f"{row.entity} revision {row.revision}: its projection was refused: {error}"
-
-
-async def _commit(
-    record: Record, last: Row, decisions: Sequence[Decision], kept: Sequence[Row]
-) -> None:
-    """One page of rows, and the marker at its last entry."""
-    marker = await _marker(record)
-    sequence = last.sequence or 0
-    place = Place(last.history, marker.place.generation, sequence, last.digest)
-    statements: list[Statement | Rows] = [
-        tables.fence(marker, place, sequence),
-        *tables.write_decisions(decisions),
-        tables.keep_decisions(kept),
-        *project(record, decisions),
-    ]
-    await _batch(record, statements)
-
-
-async def _rebuild(record: Record, entity: str, replay: Replay) -> None:
-    """Replay an entity from its first revision, in a batch of its own."""
-    rows: list[Row] = []
-    first = 1
-    log = record.journal()
-    while page := await log.history(entity, first, 1 << 60, PAGE):
-        rows += [row for row in page if row.stream == "decisions"]
-        first = page[-1].revision + 1
-    with record.lock.held():
-        replay.heads.pop(entity, None)
-        decisions = replay.run(rows)
-        marker = await _marker(record)
-        statements: list[Statement | Rows] = [
-            tables.fence(marker, marker.place, marker.journalled),
-            *_clear(record, entity),
-            tables.delete_heads([entity]),
-            *tables.write_heads(decisions),
-            *project(record, decisions),
-        ]
-        try:
-            await _batch(record, statements)
-        except ConstraintFailed as error:
-            replay.heads.pop(entity, None)
-            last = rows[-1]
-            replay.stop(entity, Flaw.PROJECTION, last.revision, _refused(last, error))
-            await _batch(
-                record,
-                [
-                    tables.fence(marker, marker.place, marker.journalled),
-                    *_clear(record, entity),
-                    tables.delete_heads([entity]),
-                ],
-            )
-        replay.heads.pop(entity, None)
-
-
-async def _note_flaws(record: Record, replay: Replay, faulty: Sequence[str]) -> None:
+async def _note_flaws(record: Record, replay: Replay, before: Sequence[FlawRow]) -> None:
     """Keep the index of incomplete histories: what stopped now stands, what was mended goes."""
-    settled = sorted({*faulty, *replay.stops})
+    settled = sorted({*replay.stops, *(flaw.entity for flaw in before)})
     if not settled:
         return
+    known = {(flaw.entity, flaw.flaw, flaw.first): flaw.since for flaw in before}
     with record.lock.held():
-        append = Append(settled=settled, flaws=replay.flaws(record.clock.now()))
+        append = Append(settled=settled, flaws=replay.flaws(record.clock.now(), known))
         await record.journal().append(append, await record.look())
 
 
@@ -455,7 +294,7 @@ async def _start_history(record: Record, found: Survey, principal: str | None) -
         control = await record.current_control(look)
         if control.begun is None:
             return control
-        marker = await _marker(record)
+        marker = await the_marker(record)
         last = look.last
         known = [
             control.authority.first - 1,
@@ -484,12 +323,12 @@ async def _start_history(record: Record, found: Survey, principal: str | None) -
 async def _finish(record: Record, control: Control) -> None:
     """Put the store at the beginning of the history in force."""
     with record.lock.held():
-        marker = await _marker(record)
+        marker = await the_marker(record)
         force = control.authority
         place = beginning(force.history, force.generation, force.first, force.digest)
         if marker.place == place:
             return
-        await _batch(record, [tables.fence(marker, place, place.sequence)])
+        await commit(record, [tables.fence(marker, place, place.sequence)])
 
 
 # Reopen.

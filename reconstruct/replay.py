@@ -67,15 +67,35 @@ class Replay:
             decisions.append(decision)
         return decisions
 
-    def stop(self, entity: str, flaw: Flaw, revision: int, detail: str) -> None:
-        """End an entity's replay before ``revision``."""
+    def put_back(self, entity: str, head: EntityHead | None) -> None:
+        """Put an entity where it stood before; None: before its first decision."""
+        if head is None:
+            self.heads.pop(entity, None)
+        else:
+            self.heads[entity] = head
+
+    def copy(self) -> Replay:
+        """This replay as it stands, to come back to."""
+        kept = Replay({})
+        kept.become(self)
+        return kept
+
+    def become(self, other: Replay) -> None:
+        """Stand where ``other`` stood when it was copied."""
+        self.heads, self.stops, self.held = dict(other.heads), dict(other.stops), dict(other.held)
+
+    def stop(self, entity: str, flaw: Flaw, revision: int, detail: str, held: int = 1) -> None:
+        """End an entity's replay before ``revision``, which holds back ``held`` entries so far."""
         head = self.heads.get(entity)
         through = 0 if head is None else min(head.revision, revision - 1)
         self.stops[entity] = Stop(entity, flaw, revision, through, detail)
-        self.held[entity] = 1
+        self.held[entity] = held
 
-    def flaws(self, since: str) -> list[FlawRow]:
-        """The stops as the journal's index of incomplete histories keeps them."""
+    def flaws(self, now: str, known: Mapping[tuple[str, Flaw, int], str]) -> list[FlawRow]:
+        """The stops as the journal's index of incomplete histories keeps them.
+
+        ``known`` says since when those that stood before do, by entity, flaw and first revision.
+        """
         return [
             FlawRow(
                 entity=stop.entity,
@@ -85,7 +105,7 @@ class Replay:
                 digests=(),
                 durable_through=stop.through,
                 holds=self.held[stop.entity],
-                since=since,
+                since=known.get((stop.entity, stop.flaw, stop.revision), now),
                 detail=stop.detail,
             )
             for stop in self.stops.values()

@@ -1,4 +1,4 @@
-"""Snapshots of the embedded store, and putting one back: a rewind that can be rehearsed anywhere."""
+"""Snapshots of the embedded store, and putting one back: a rewind to rehearse with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ FORMAT = 1
 
 
 class Snapshot(Struct, frozen=True):
-    """A consistent copy of a store: whose it is, where it stands, and the copy's SHA-256."""
+    """A consistent copy of a store: whose it is, where it stands, and the copy's SHA-256.
+
+    ``sound`` says that the store's rows had been compared with the journal's, and nobody but
+    unrewind had written since: then a plan need not compare them again.
+    """
 
     format: int
     tenant: str
@@ -35,6 +39,7 @@ class Snapshot(Struct, frozen=True):
     taken: str
     size: int
     sha256: str
+    sound: bool = False
 
 
 class Restored(Struct, frozen=True):
@@ -55,7 +60,9 @@ async def snapshot(record: Record, directory: Path) -> Snapshot:
         raise Refused(f"{directory} is not empty; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / FILE
+    sound = not record.touched()
     record.store.database.copy_to(target)
+    sound = sound and not record.touched()
     copy = Database(target, read_only=True)
     try:
         marker = tables.marker_of(copy.read([tables.READ_MARKER])[0])
@@ -71,6 +78,7 @@ async def snapshot(record: Record, directory: Path) -> Snapshot:
         record.clock.now(),
         target.stat().st_size,
         hash_file(target),
+        sound,
     )
     manifest = directory / MANIFEST
     manifest.write_bytes(msgspec.json.format(msgspec.json.encode(taken)))
@@ -127,7 +135,7 @@ def restore(settings: Settings, directory: Path, tenant: str, history: str) -> R
         replaced = move_aside(settings.store_file)
         _put_in_place(directory / FILE, settings.store_file)
         stamp = stamp_of(settings.store_file)
-        if stamp is not None:
+        if stamp is not None and taken.sound:
             write_seen(settings.journal_file.with_suffix(".seen"), stamp)
     finally:
         presence.close()

@@ -115,7 +115,11 @@ def walk(
     database = Database(path, read_only=True)
     try:
         database.connection.execute(f"PRAGMA mmap_size={_MAPPED}")
-        return _walk(database, tenant, low, high, progress)
+        try:
+            return _walk(database, tenant, low, high, progress)
+        except Damaged:
+            database.tolerate()
+            return _walk(database, tenant, low, high, progress)
     finally:
         database.close()
 
@@ -128,6 +132,19 @@ class _Entity:
         self.head = Head()
         self.links: list[Link] = []
 
+    def breaks(self, last: Link, link: Link) -> None:
+        """Note the first link that does not continue the last sound one."""
+        if link.revision == last.revision:
+            # Two in one place: both are looked at, from the one before them.
+            before = last.predecessor
+            self.head = Head() if before is None else Head(
+                before.revision, before.history, before.digest
+            )
+            self.links.append(last)
+        else:
+            self.head = Head(last.revision, last.history, last.digest)
+        self.links.append(link)
+
     def findings(self) -> Iterator[Finding]:
         return _chain_findings(self.name, self.head, self.links) if self.links else iter(())
 
@@ -138,6 +155,7 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
     current = _Entity("")
     # The last sound link, in plain variables: this loop runs for every entry of the journal.
     last_digest, last_history, last = "", "", 0
+    last_before: Predecessor | None = None
     hexes: dict[bytes, str] = {}
     for row in database.stream(Statement(_WALK, (low, high))):
         name, revision, raw_history, raw_digest, operation, sequence, text, body = row
@@ -145,7 +163,7 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
         if name != current.name:
             findings.extend(current.findings())
             current = _Entity(name)
-            last_digest, last_history, last = "", "", 0
+            last_digest, last_history, last, last_before = "", "", 0, None
             entities += not name.startswith(_CONTROL)
         history = hexes.get(raw_history) or hexes.setdefault(raw_history, raw_history.hex())
         digest = sha256(b"\0" + text).hexdigest()
@@ -168,17 +186,19 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
             findings.append(_mismatch(row, fields, tenant))
         before = None if fields is None else fields.predecessor
         if not current.links:
+            # What cannot be read is a mismatch already; the next entry says whether it fits.
             if revision == last + 1 and (
-                revision == 1
+                revision == 1 or fields is None
                 if before is None
                 else before.digest == last_digest
                 and before.revision == last
                 and before.history == last_history
             ):
                 last_digest, last_history, last = raw_digest.hex(), history, revision
+                last_before = before
             else:
-                current.head = Head(last, last_history, last_digest)
-                current.links.append(Link(revision, history, raw_digest.hex(), before))
+                link = Link(revision, history, raw_digest.hex(), before)
+                current.breaks(Link(last, last_history, last_digest, last_before), link)
         else:
             current.links.append(Link(revision, history, raw_digest.hex(), before))
         if entries % _REPORT_EVERY == 0:

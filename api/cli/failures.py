@@ -87,10 +87,7 @@ def _run(work: Callable[[], Any], *, as_json: bool) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         return _no_command(error, as_json=as_json)
     except click.ClickException as error:
-        detail = error.format_message()
-        context = getattr(error, "ctx", None)
-        path = "unrewind" if context is None else context.command_path
-        detail = f"{detail.rstrip('.')}; see `{path} --help`"
+        detail = f"{error.format_message().rstrip('.')}; see `{_path_of(error)} --help`"
         return _report("usage", detail, {}, Code.USAGE, as_json=as_json)
     except UnrewindError as error:
         code = Code.USAGE if isinstance(error, _USAGE_ERRORS) else Code.REFUSED
@@ -109,13 +106,17 @@ def _run(work: Callable[[], Any], *, as_json: bool) -> int:
     return result if isinstance(result, int) else Code.FINE
 
 
+def _path_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return "unrewind" if context is None else str(context.command_path)
+
+
 def _no_command(error: click.exceptions.NoArgsIsHelpError, *, as_json: bool) -> int:
     """Help for a person at a terminal; for a script it is a usage error like any other."""
     if sys.stderr.isatty() and not as_json:
         click.echo(error.message, err=True)
         return Code.USAGE
-    path = error.ctx.command_path if error.ctx else "unrewind"
-    detail = f"a command is missing; `{path} --help` lists them"
+    detail = f"a command is missing; `{_path_of(error)} --help` lists them"
     return _report("usage", detail, {}, Code.USAGE, as_json=as_json)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
+from click import get_current_context
 from msgspec import Struct
 
 from api.cli.failures import guarded
@@ -31,14 +32,9 @@ class Flags(Struct):
     json: bool = False
 
 
-def _context() -> click.Context:
-    context: click.Context = click.get_current_context()
-    return context
-
-
 def flags() -> Flags:
     """The common flags of the command that runs."""
-    found: Flags = _context().meta.setdefault(_META, Flags())
+    found: Flags = get_current_context().meta.setdefault(_META, Flags())
     return found
 
 
@@ -167,7 +163,7 @@ def main() -> None:
     when the two disagree, and rebuilds what was lost. Commands that inspect or recover work on the
     files alone: beside a live server, beside a hung one, or with none.
     """
-    if _context().invoked_subcommand != "serve":
+    if get_current_context().invoked_subcommand != "serve":
         # What a command has to say it says itself, in one line; a server keeps a log.
         logging.getLogger("unrewind").addHandler(logging.NullHandler())
 

@@ -12,7 +12,7 @@ from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, check_known, principal, writing
 from api.output import plain, print_facts, print_json, print_line
 from api.progress import shown
-from journal.errors import Invalid
+from journal.errors import Invalid, LockHeld
 from journal.worker import drive
 from reconstruct import planning, recovery, snapshots
 
@@ -116,9 +116,14 @@ def begin(reason: str | None) -> int:
     loaded = settings()
     check_known(loaded)
     why = reason or "an operator began a recovery"
-    stopped = recovery.stop(loaded, why)
-    with writing(loaded) as record:
-        begun = drive(recovery.begin(record, why, principal()))
+    try:
+        stopped = recovery.stop(loaded, why)
+        with writing(loaded) as record:
+            begun = drive(recovery.begin(record, why, principal()))
+    except LockHeld as error:
+        raise LockHeld(
+            f"stopped, not fenced: do not restore. {error.detail}", **error.members
+        ) from None
     evidence = None if stopped.evidence is None else stopped.evidence.directory
     if flags().json:
         print_json({**msgspec.to_builtins(begun), "evidence": evidence})
@@ -166,7 +171,6 @@ def apply(plan_id: str | None) -> int:
     Without --plan it makes a plan and does it. Run again it ends in the same state.
     """
     loaded = settings()
-    check_known(loaded)
     with writing(loaded) as record, shown() as show:
         done = drive(recovery.apply(record, plan_id, principal(), show))
     if flags().json:
@@ -192,7 +196,6 @@ def apply(plan_id: str | None) -> int:
 def reopen() -> int:
     """Let the tenant decide again, once the store is what the journal says. Takes the stop down."""
     loaded = settings()
-    check_known(loaded)
     with writing(loaded) as record:
         done = drive(recovery.reopen(record, principal()))
     if flags().json:

@@ -1,5 +1,7 @@
 """A small application that decides about documents: `python -m examples.embedded.app --help`."""
 
+
+
 from __future__ import annotations
 
 import argparse
@@ -20,7 +22,7 @@ from journal.entry import JSON_TYPE
 from journal.errors import UnrewindError
 
 CONFIG = Path(__file__).with_name("unrewind.toml")
-DATA = Path("data-embedded")
+DATA = Path("data/embedded")
 ACTIONS = ("submit", "approve", "cancel", "revoke", "release")
 TABLES = {
     "documents": "SELECT id, folder, title, state, version, revision FROM documents ORDER BY id",
@@ -114,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _story(data: Path | None) -> int:
-    from examples.embedded.story import tell  # noqa: PLC0415 - the story uses this module
+    from examples.embedded.story import tell  # noqa: PLC0415 - the story imports this module
 
     if data is not None:
         return asyncio.run(tell(data))

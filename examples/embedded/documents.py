@@ -1,7 +1,7 @@
 """The application's tables, and the projection that keeps them in step with the decisions.
 
-A replay runs ``apply`` again, perhaps years later, and must get the same rows: everything comes from
-the decision, nothing from a clock, a random source, another row or an automatic row ID.
+A replay runs ``apply`` again, perhaps years later, and must get the same rows: everything comes
+from the decision, nothing from a clock, a random source, another row or an automatic row ID.
 """
 
 from __future__ import annotations

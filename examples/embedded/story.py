@@ -1,5 +1,7 @@
 """The story: decide, rewind the store, notice, recover, and compare every row."""
 
+
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,9 +27,7 @@ async def tell(data: Path) -> int:
     return await _compare(settings, acknowledged, before)
 
 
-async def _decide(
-    settings: journal.Settings, backup: Path
-) -> tuple[list[Acceptance], Rows, str]:
+async def _decide(settings: journal.Settings, backup: Path) -> tuple[list[Acceptance], Rows, str]:
     """Every acknowledged decision, the tables after the last one, and the history in force."""
     async with journal.open(settings) as tenant:
         _chapter("Three documents are submitted, two of them are approved")

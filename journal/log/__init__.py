@@ -171,6 +171,9 @@ class Log(Protocol):
     async def decisions(self, after: int, limit: int) -> list[Row]:
         """Managed and embedded decisions above a sequence, in order."""
 
+    async def count_decisions(self, through: int) -> int:
+        """How many managed and embedded decisions stand at or below a sequence."""
+
     async def place(self, sequence: int) -> Place | None:
         """What stands at a sequence of the one order."""
 

@@ -51,8 +51,8 @@ WITH RECURSIVE named (entity) AS (
   SELECT (SELECT min(entity) FROM entries WHERE entity > named.entity)
     FROM named WHERE named.entity IS NOT NULL LIMIT ?
 )
-SELECT e.entity, e.revision, lower(hex(e.digest)), json_extract(e.envelope, '$.outcome.data'),
-  e.stream
+SELECT e.entity, e.revision, lower(hex(e.digest)),
+  CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.outcome.data') END, e.stream
 FROM named JOIN entries e ON e.position = (
   SELECT position FROM entries WHERE entity = named.entity
   ORDER BY revision DESC, position DESC LIMIT 1)
@@ -158,6 +158,14 @@ class SqliteLog:
             after,
             limit,
         )
+
+    async def count_decisions(self, through: int) -> int:
+        """See ``Log.count_decisions``."""
+        rows = self._query(
+            "SELECT count(*) FROM entries WHERE stream = 'decisions' AND sequence <= ?", through
+        )
+        count: int = rows[0][0]
+        return count
 
     async def place(self, sequence: int) -> Place | None:
         """See ``Log.place``."""

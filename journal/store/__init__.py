@@ -12,7 +12,7 @@ from journal.sql import Batch, Result
 
 
 class Store(Protocol):
-    """A store engine. Every call checks that the file or server is still the one that was opened."""
+    """A store engine. Every call checks that the file or server is the one that was opened."""
 
     async def read(self, statements: Batch) -> list[Result]:
         """Run queries in one transaction; one list of rows each."""

@@ -189,18 +189,19 @@ def write_heads(decisions: Sequence[Decision]) -> list[Rows]:
 
 
 def keep_decisions(rows: Sequence[Row]) -> Rows:
-    """Keep journal entries' bytes as they are, unjudged."""
+    """Keep journal entries' bytes as they are, unjudged; damaged ones need not be text."""
     return Rows(
-        "INSERT INTO unrewind_decisions (sequence, digest, envelope, body) VALUES {rows}"
-        " ON CONFLICT (sequence) DO NOTHING",
-        [(row.sequence, bytes.fromhex(row.digest), row.text.decode(), row.body) for row in rows],
+        "INSERT INTO unrewind_decisions (sequence, digest, envelope, body)"
+        " SELECT column1, column2, CAST(column3 AS TEXT), column4 FROM (VALUES {rows})"
+        " WHERE true ON CONFLICT (sequence) DO NOTHING",
+        [(row.sequence, bytes.fromhex(row.digest), row.text, row.body) for row in rows],
     )
 
 
 def read_decisions(after: int, limit: int) -> Statement:
     """Stored decisions above a sequence, in order."""
     return Statement(
-        "SELECT sequence, lower(hex(digest)), envelope, body FROM unrewind_decisions"
+        "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB), body FROM unrewind_decisions"
         " WHERE sequence > ? ORDER BY sequence LIMIT ?",
         (after, limit),
     )
@@ -209,7 +210,7 @@ def read_decisions(after: int, limit: int) -> Statement:
 def read_decisions_down(from_: int, limit: int) -> Statement:
     """Stored decisions at or below a sequence, newest first."""
     return Statement(
-        "SELECT sequence, lower(hex(digest)), envelope, body FROM unrewind_decisions"
+        "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB), body FROM unrewind_decisions"
         " WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?",
         (from_, limit),
     )
@@ -218,16 +219,27 @@ def read_decisions_down(from_: int, limit: int) -> Statement:
 def decisions_of(rows: Result) -> list[StoredDecision]:
     """The decisions from one of the two statements above."""
     return [
-        StoredDecision(sequence, digest, text.encode(), bytes(body))
+        StoredDecision(sequence, digest, bytes(text), bytes(body))
         for sequence, digest, text, body in rows
     ]
 
 
-def delete_decisions(sequences: Iterable[int]) -> Statement:
-    """Drop decisions that the journal never held."""
+def delete_decisions_above(sequence: int) -> Statement:
+    """Drop decisions that the journal never held, or that a replay is about to bring back."""
+    return Statement("DELETE FROM unrewind_decisions WHERE sequence > ?", (sequence,))
+
+
+def count_decisions(through: int) -> Statement:
+    """How many decisions stand at or below a sequence."""
     return Statement(
-        "DELETE FROM unrewind_decisions WHERE sequence IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(sorted(sequences)).decode(),),
+        "SELECT count(*) FROM unrewind_decisions WHERE sequence <= ?", (through,)
+    )
+
+
+def entities_above(sequence: int) -> Statement:
+    """Entities whose row rests on a decision above a sequence, by name."""
+    return Statement(
+        "SELECT entity FROM unrewind_entities WHERE sequence > ? ORDER BY entity", (sequence,)
     )
 
 

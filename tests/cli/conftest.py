@@ -29,9 +29,7 @@ class Command:
         }
         (home / "unrewind.toml").write_text(FREE)
 
-    def __call__(
-        self, *words: object, given: bytes | None = None, **environment: str
-    ) -> "Result":
+    def __call__(self, *words: object, given: bytes | None = None, **environment: str) -> "Result":
         done = subprocess.run(
             self.words(*words),
             cwd=self.home,
@@ -59,7 +57,14 @@ class Command:
 
     def accept(self, operation: str, entity: str = "case/1", action: str = "note", *more: object):
         done = self(
-            "accept", "--operation", operation, "--entity", entity, "--action", action, *more,
+            "accept",
+            "--operation",
+            operation,
+            "--entity",
+            entity,
+            "--action",
+            action,
+            *more,
             "--json",
         )
         assert done.code == 0, done

@@ -63,8 +63,17 @@ def test_h9_a_body_is_kept_byte_for_byte(cli, body):
     assert again["outcome"] == "duplicate"
     assert again["digest"] == by_file["digest"]
     given = cli(
-        "accept", "--operation", "op-1", "--entity", "case/1", "--action", "note",
-        "--body-file", "-", "--json", given=body.encode(),
+        "accept",
+        "--operation",
+        "op-1",
+        "--entity",
+        "case/1",
+        "--action",
+        "note",
+        "--body-file",
+        "-",
+        "--json",
+        given=body.encode(),
     )
     assert given.json["outcome"] == "duplicate"
 
@@ -128,7 +137,14 @@ def test_a_hung_process_is_named_by_its_pid(cli, hung):
     cli.accept("op-1")
     pid = hung()
     done = cli(
-        "accept", "--operation", "op-2", "--entity", "case/1", "--action", "note", "--json",
+        "accept",
+        "--operation",
+        "op-2",
+        "--entity",
+        "case/1",
+        "--action",
+        "note",
+        "--json",
         UNREWIND_LOCK_TIMEOUT="0.3",
     )
     done.complains(3, f"process {pid}")

@@ -10,7 +10,7 @@ import pytest
 
 from journal.acceptance import Place
 from journal.control import Authority, Stage
-from journal.entry import Entry
+from journal.entry import Entry, Outcome
 from journal.errors import ConstraintFailed, EngineError, FileChanged, Invalid, Unreachable
 from journal.history import Flaw, Head
 from journal.log import (
@@ -26,7 +26,6 @@ from journal.log import (
     Rival,
 )
 from journal.log.sqlite import SqliteLog
-from journal.entry import Outcome
 from tests.support.engines import Engine
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY, Caller, sealed
 
@@ -232,7 +231,9 @@ async def test_a_place_may_be_taken_again_in_another_history_or_order(log: Sqlit
     await add(log, elsewhere)
     signed = sealed(b"y", operation="op-7", sequence=1)
     await add(log, signed, stream="caller/contract")
-    await add(log, sealed(b"z", entity="bond/1", operation="op-8", sequence=1), stream="caller/bond")
+    await add(
+        log, sealed(b"z", entity="bond/1", operation="op-8", sequence=1), stream="caller/bond"
+    )
     for number in (5, 6):
         entry = sealed(b"", entity=f"contract/{number}", operation=f"op-{number}")
         await add(log, entry, stream="caller/contract")
@@ -261,7 +262,7 @@ async def test_p10_evidence_is_never_changed(
     assert before != []
     other = engine.same_log()
     for port in (log, other):
-        with pytest.raises(Exception, match="never changed|never deleted"):
+        with pytest.raises(Exception, match=r"never changed|never deleted"):
             engine.run(port, CHANGES[change].format(table=table))
         assert engine.run(port, f"SELECT * FROM {table}") == before
     await other.close()
@@ -446,7 +447,7 @@ async def test_a_read_only_log_cannot_write(engine: Engine, log: SqliteLog) -> N
     before = await reader.look()
     with pytest.raises(Unreachable):
         await reader.append(Append(entries=as_decisions(decisions(1))), before)
-    with pytest.raises(Exception, match="readonly|read-only"):
+    with pytest.raises(Exception, match=r"readonly|read-only"):
         engine.run(reader, "DELETE FROM flaws")
     assert await reader.look() == before == await log.look()
     await reader.close()

@@ -46,7 +46,9 @@ def put(number: int, name: str | None) -> Statement:
 
 
 async def names(store: SqliteStore) -> list[str]:
-    return [row[0] for row in (await store.read([Statement("SELECT name FROM app ORDER BY id")]))[0]]
+    return [
+        row[0] for row in (await store.read([Statement("SELECT name FROM app ORDER BY id")]))[0]
+    ]
 
 
 async def test_a_batch_moves_the_marker_and_commits_everything(
@@ -186,7 +188,7 @@ async def test_reads_of_one_call_see_one_moment(engine: Engine, store: SqliteSto
 async def test_heads_come_back_as_they_were_put(store: SqliteStore, count: int) -> None:
     heads = {
         f"case/{n:04}": EntityHead(
-            f"case/{n:04}", n + 1, HISTORY, f"{n:064x}", n, "opened", None, '{"n":%d}' % n
+            f"case/{n:04}", n + 1, HISTORY, f"{n:064x}", n, "opened", None, f'{{"n":{n}}}'
         )
         for n in range(count)
     }

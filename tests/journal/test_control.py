@@ -9,7 +9,7 @@ import pytest
 from journal import control as controls
 from journal.acceptance import Place
 from journal.control import Authority, Control, ControlUnreadable, Role, Stage, Token, fold, tip_of
-from journal.entry import GENESIS, JSON_TYPE, Entry, body_of, seal
+from journal.entry import GENESIS, JSON_TYPE, Entry, Predecessor, body_of, seal
 from tests.journal import independent
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY
 
@@ -28,9 +28,7 @@ def orders() -> list[Entry]:
         return fold(entries, "main")
 
     for number, action in enumerate(("create", "revoke"), 2):
-        entries.append(
-            controls.token_entry(control(), action, TOKEN, f"control-{number}", MOMENT)
-        )
+        entries.append(controls.token_entry(control(), action, TOKEN, f"control-{number}", MOMENT))
     before = control().authority
     begun = Authority(HISTORY, 2, Stage.CLOSED, before.first, before.digest)
     entries.append(controls.change(control(), "begin", begun, {"reason": "r"}, "control-4", MOMENT))
@@ -111,9 +109,7 @@ DAMAGE: dict[str, tuple[int, Callable[[Entry], Entry]]] = {
     "a revocation of nothing": (2, lambda e: resealed(e, entity="control/token-t2")),
     "an entry that follows another digest": (
         3,
-        lambda e: resealed(
-            e, predecessor=msgspec.structs.replace(e.envelope.predecessor, digest="c" * 64)
-        ),
+        lambda e: resealed(e, predecessor=Predecessor("c" * 64, HISTORY, 1)),
     ),
     "a revision twice": (4, lambda e: resealed(e, revision=2)),
     "a generation that falls": (5, lambda e: resealed(e, generation=1)),
@@ -150,11 +146,14 @@ def test_each_stage_allows_what_the_ones_before_it_do(stage: Stage) -> None:
 @pytest.mark.parametrize("role", Role)
 def test_operator_covers_writer_covers_reader(role: Role) -> None:
     covered = {needed for needed in Role if role.covers(needed)}
-    assert covered == {
-        Role.READER: {Role.READER},
-        Role.WRITER: {Role.READER, Role.WRITER},
-        Role.OPERATOR: set(Role),
-    }[role]
+    assert (
+        covered
+        == {
+            Role.READER: {Role.READER},
+            Role.WRITER: {Role.READER, Role.WRITER},
+            Role.OPERATOR: set(Role),
+        }[role]
+    )
 
 
 def test_the_tip_is_the_last_decision_or_the_beginning_of_the_history_in_force() -> None:

@@ -70,7 +70,12 @@ def test_any_loss_gives_the_same_answer_in_any_order_and_never_passes_a_gap(
     missing = min(set(range(1, length + 2)) - held)
     assert found.boundary.revision < missing
     assert all(flaw.first <= flaw.last for flaw in found.breaks)
-    gaps = {n for flaw in found.breaks if flaw.flaw is Flaw.GAP for n in range(flaw.first, flaw.last + 1)}
+    gaps = {
+        n
+        for flaw in found.breaks
+        if flaw.flaw is Flaw.GAP
+        for n in range(flaw.first, flaw.last + 1)
+    }
     assert gaps == set(range(1, max(held, default=0))) - held
 
 

@@ -273,8 +273,10 @@ def test_p8_a_row_that_differs_under_a_fitting_marker_is_rewound(tenant: Tenant)
         "UPDATE unrewind_entities SET revision = 1 WHERE entity = 'document/7'",
         "UPDATE unrewind_entities SET digest = x'00' WHERE entity = 'document/7'",
         "DELETE FROM unrewind_entities WHERE entity = 'document/7'",
-        "INSERT INTO unrewind_entities SELECT 'document/8', revision, history, digest, sequence,"
-        " state, version, data FROM unrewind_entities WHERE entity = 'document/7'",
+        (
+            "INSERT INTO unrewind_entities SELECT 'document/8', revision, history, digest,"
+            " sequence, state, version, data FROM unrewind_entities WHERE entity = 'document/7'"
+        ),
     ],
 )
 def test_p8_every_head_is_compared_at_a_start_after_a_crash(
@@ -284,7 +286,7 @@ def test_p8_every_head_is_compared_at_a_start_after_a_crash(
     tenant.decide(ENTITY, "submit", "approve")
     tenant.decide("document/9", "submit")
     tenant.sql(change)
-    tenant.close()
+    tenant.crash()
 
     async def serve() -> Verdict:
         async with journal.open(settings) as opened:
@@ -392,8 +394,10 @@ async def test_p9_a_server_over_a_journal_that_is_no_database_starts_closed(
         "UPDATE authority SET stage = 'internal'",
         "UPDATE authority SET generation = 9",
         "UPDATE entries SET body = x'7b7d' WHERE stream = 'control' AND sequence = 1",
-        "UPDATE entries SET envelope = replace(envelope, 'open', 'shut') WHERE sequence = 1"
-        " AND stream = 'control'",
+        (
+            "UPDATE entries SET envelope = replace(envelope, 'open', 'shut') WHERE sequence = 1"
+            " AND stream = 'control'"
+        ),
         "UPDATE entries SET digest = x'00' WHERE stream = 'control' AND sequence = 3",
     ],
 )

@@ -54,9 +54,7 @@ def test_the_file_may_be_named_by_the_environment(config: Path) -> None:
     assert load(environment={"UNREWIND_CONFIG": str(config)}).port == 9000
 
 
-def test_without_a_file_the_defaults_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(environment={}) == Settings()
 

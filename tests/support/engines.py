@@ -1,7 +1,7 @@
 """What the contract suite needs of an engine besides its port: making, breaking, looking.
 
-A second engine is a second class here; where it differs by nature it says so in ``differences``, and
-the tests of those clauses assert the difference instead of skipping.
+A second engine is a second class here; where it differs by nature it says so in ``differences``,
+and the tests of those clauses assert the difference instead of skipping.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from journal.control import founding
-from journal.control import fold
+from journal.control import fold, founding
 from journal.log import CONTROL, Append, Look
 from journal.log.sqlite import SqliteLog
 from journal.store import tables

@@ -11,8 +11,10 @@ class Ledger:
     """One row an account; the table's own constraint refuses a negative balance."""
 
     tables: Sequence[str] = (
-        "CREATE TABLE IF NOT EXISTS ledger (entity TEXT PRIMARY KEY, state TEXT NOT NULL,"
-        " revision INTEGER NOT NULL, balance INTEGER NOT NULL CHECK (balance >= 0))",
+        (
+            "CREATE TABLE IF NOT EXISTS ledger (entity TEXT PRIMARY KEY, state TEXT NOT NULL,"
+            " revision INTEGER NOT NULL, balance INTEGER NOT NULL CHECK (balance >= 0))"
+        ),
     )
 
     def apply(self, decision: Decided) -> Sequence[Statement]:

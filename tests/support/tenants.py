@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
 import shutil
 from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from journal import Acceptance, Operation, Settings
-from journal import control as controls
 from journal.clock import Clock
 from journal.control import Authority, Control, Stage
-from journal.entry import JSON_TYPE, Entry
+from journal.entry import GENESIS, JSON_TYPE, Entry
 from journal.errors import UnrewindError
 from journal.intake import append_sealed
 from journal.lifecycle import Kind, Lifecycle, Owner
@@ -107,6 +107,13 @@ class Tenant:
         while self.records:
             drive(self.records.pop().close())
 
+    def crash(self) -> None:
+        """Let go of the files as a killed process does: nothing is remembered of them."""
+        while self.records:
+            record = self.records.pop()
+            record.distrust()
+            drive(record.close())
+
     def reopen(self) -> None:
         """Close and open again, as a restart does."""
         self.close()
@@ -153,11 +160,11 @@ class Tenant:
 
         def becomes(control: Control) -> Authority:
             return Authority(
-                history, generation, Stage.OPEN, control.authority.first + 65_537, controls.GENESIS
+                history, generation, Stage.OPEN, control.authority.first + 65_537, GENESIS
             )
 
         first = self.control().authority.first + 65_537
-        facts = {"reason": "a test", "first": first, "digest": controls.GENESIS}
+        facts = {"reason": "a test", "first": first, "digest": GENESIS}
         return drive(change_control(self.record, "history", becomes, facts))
 
     # Files.

@@ -1,7 +1,7 @@
 """Everything that a store and its journal must satisfy when a test has ended.
 
-Each entry is judged twice: by the project's own rules and by ``tests/journal/independent.py``, which
-imports nothing of the project. Files are read through the standard library's sqlite3.
+Each entry is judged twice: by the project's own rules and by ``tests/journal/independent.py``,
+which imports nothing of the project. Files are read through the standard library's sqlite3.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from journal.entry import Entry, read
 from journal.errors import Invalid
 from journal.history import examine, link_of
 from journal.lifecycle import Owner
+from reconstruct.verification import verify
 from tests.journal import independent
 
 _ENTRIES = (
@@ -58,7 +59,20 @@ def verify_files(settings: Settings, *, store: bool = True) -> list[str]:
     findings = list(whole.findings())
     if store and not findings and whole.control is not None:
         findings += _store_findings(settings, whole, whole.control)
+        findings += _told_otherwise(settings)
     return findings
+
+
+def _told_otherwise(settings: Settings) -> Iterator[str]:
+    """`unrewind verify` has to find the flaws that the journal lists, and nothing else."""
+    report = verify(settings)
+    told = {(found.entity, found.kind, found.revision) for found in report.findings}
+    listed = set(rows_of(settings.journal_file, "SELECT entity, flaw, first FROM flaws"))
+    if told != listed:
+        yield f"verify finds {report.findings}, the journal lists {listed}"
+    entries = rows_of(settings.journal_file, "SELECT count(*) FROM entries")[0][0]
+    if report.entries != entries or (report.verdict == "clean") != (not listed):
+        yield f"verify says {report.verdict} of {report.entries} entries; there are {entries}"
 
 
 class _Journal:
@@ -206,8 +220,8 @@ def _head_findings(file: Path, whole: _Journal) -> Iterator[str]:
         entries = sorted(whole.entries[entity], key=lambda entry: entry.envelope.revision)
         envelope = entries[-1].envelope
         head = heads.pop(entity, None)
-        wanted = (entity, envelope.revision, envelope.history, entries[-1].digest)
-        wanted += (envelope.sequence, envelope.outcome.state, envelope.version)
+        place = (entity, envelope.revision, envelope.history, entries[-1].digest)
+        wanted = (*place, envelope.sequence, envelope.outcome.state, envelope.version)
         if head is None or head[:-1] != wanted:
             yield f"{entity}: the store's row is {head}, the journal's {wanted}"
             continue

@@ -1,0 +1,213 @@
+"""Applying a plan: the store's rows brought to what the journal holds, page by page.
+
+Each page is one batch of the store, its marker with the rows that it describes, so that a kill
+leaves a place from which the next ``apply`` goes on (P11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from journal.acceptance import Decision, Place, beginning, head_after
+from journal.errors import ConstraintFailed, DiskFailed, Refused
+from journal.history import Flaw
+from journal.lifecycle import Owner
+from journal.log import Row
+from journal.record import Record
+from journal.sql import Rows, Statement
+from journal.standing import LOGGER, poison
+from journal.store import tables
+from journal.store.sqlite import SqliteStore
+from journal.store.tables import Marker
+from journal.writepath import project
+from reconstruct.planning import PAGE, Base, Progress, silent
+from reconstruct.replay import Replay
+
+
+def the_store(record: Record) -> SqliteStore:
+    """The store. Raises Refused when it went away."""
+    if record.store is None:
+        raise Refused("the store went away during the recovery")
+    return record.store
+
+
+async def the_marker(record: Record) -> Marker:
+    """The store's marker. Raises Refused when it went away."""
+    marker = await record.marker()
+    if marker is None:
+        raise Refused("the store lost its marker during the recovery")
+    return marker
+
+
+async def commit(record: Record, statements: Sequence[Statement | Rows]) -> None:
+    """One batch, foreign keys deferred; the first statement is the fence."""
+    fence, *rest = statements
+    try:
+        await the_store(record).batch([fence, tables.DEFER_FOREIGN_KEYS, *rest])
+    except DiskFailed as error:
+        raise poison(record, f"the store's commit failed: {error}") from error
+
+
+async def undo(record: Record, base: Base, rebuild: Sequence[str]) -> None:
+    """Drop everything above the base, and the rows of every entity that will be rebuilt."""
+    with record.lock.held():
+        marker = await the_marker(record)
+        back = await _back_to(record, base, marker)
+        for start in range(0, max(len(rebuild), 1), PAGE):
+            part = rebuild[start : start + PAGE]
+            statements: list[Statement | Rows] = [
+                tables.fence(marker, back, min(back.sequence, marker.journalled)),
+                tables.delete_heads(part),
+            ]
+            if start == 0:
+                statements.append(tables.delete_decisions_above(base.common))
+            try:
+                await commit(record, [*statements, *_clear(record, part)])
+            except ConstraintFailed as error:
+                LOGGER.warning("rows of the application stay until their rebuild: %s", error)
+                await commit(record, statements)
+            marker = await the_marker(record)
+
+
+async def _back_to(record: Record, base: Base, marker: Marker) -> Place:
+    """Where the marker stands once everything above the base is dropped."""
+    place = marker.place
+    if base.common == place.sequence and not base.local_only:
+        return place
+    at = await record.journal().place(base.common)
+    if at is not None:
+        return Place(at.history, place.generation, at.sequence, at.digest)
+    first = (await record.current_control(await record.look())).histories[0]
+    return beginning(first.history, place.generation)
+
+
+def _clear(record: Record, entities: Sequence[str]) -> list[Statement]:
+    statements: list[Statement] = []
+    for entity in entities:
+        projection = record.projections.get(entity.partition("/")[0])
+        if projection is not None:
+            statements += projection.clear(entity)
+    return statements
+
+
+async def walk(
+    record: Record,
+    after: int,
+    rebuild: set[str],
+    replay: Replay,
+    progress: Progress = silent,
+    total: int = 0,
+) -> int:
+    """Replay, in sequence order, what the store lacks above ``after``; how many decisions.
+
+    Its cost follows what was lost. Entities in ``rebuild`` only have their bytes kept.
+    """
+    done = 0
+    log = record.journal()
+    while rows := await log.decisions(after, PAGE):
+        with record.lock.held():
+            statement = tables.read_heads({row.entity for row in rows} - rebuild)
+            replay.load(tables.heads_of((await the_store(record).read([statement]))[0]))
+            await _replay_page(record, rows, rebuild, replay)
+        replay.forget()
+        after = rows[-1].sequence or after
+        done += len(rows)
+        progress(done, max(total, done), "replayed")
+    return done
+
+
+async def _replay_page(
+    record: Record, rows: Sequence[Row], rebuild: set[str], replay: Replay
+) -> None:
+    """Commit a page; when a projection fails in it, decision by decision: one entity stops."""
+    before = replay.copy()
+    decisions = replay.run(row for row in rows if row.entity not in rebuild)
+    try:
+        await _keep(record, rows, decisions)
+    except ProjectionFailed as error:
+        LOGGER.warning("replaying a page decision by decision: %s", error)
+    else:
+        return
+    replay.become(before)
+    for row in rows:
+        previous = replay.heads.get(row.entity)
+        single = [] if row.entity in rebuild else replay.run([row])
+        try:
+            await _keep(record, [row], single)
+        except ProjectionFailed as error:
+            replay.put_back(row.entity, previous)
+            replay.stop(row.entity, Flaw.PROJECTION, row.revision, _refused(row, error))
+            await _keep(record, [row], [])
+
+
+class ProjectionFailed(Exception):  # noqa: N818 - control flow inside this module
+    """The application's own statements were refused, or its code raised."""
+
+
+async def _keep(record: Record, rows: Sequence[Row], decisions: Sequence[Decision]) -> None:
+    """The rows' bytes, the decisions that they led to, and the marker at the last of them."""
+    marker = await the_marker(record)
+    last = rows[-1]
+    place = Place(last.history, marker.place.generation, last.sequence or 0, last.digest)
+    replayed = {decision.entry.digest for decision in decisions}
+    fence = tables.fence(marker, place, place.sequence)
+    kept = tables.keep_decisions([row for row in rows if row.digest not in replayed])
+    await _project(record, [fence, *tables.write_decisions(decisions), kept], decisions)
+
+
+async def _project(
+    record: Record, statements: Sequence[Statement | Rows], decisions: Sequence[Decision]
+) -> None:
+    """Commit with what the projections add. Raises ProjectionFailed when that is at fault."""
+    try:
+        await commit(record, [*statements, *project(record, decisions)])
+    except ConstraintFailed as error:
+        if any(decision.owner is Owner.EMBEDDED for decision in decisions):
+            raise ProjectionFailed(error.detail) from error
+        raise
+
+
+def _refused(row: Row, error: Exception) -> str:
+    return f"{row.entity} revision {row.revision}: its projection was refused: {error}"
+
+
+async def rebuild_entity(record: Record, entity: str, replay: Replay) -> None:
+    """Replay an entity from its first revision: in one batch, or as far as its projection goes."""
+    rows: list[Row] = []
+    first = 1
+    log = record.journal()
+    while page := await log.history(entity, first, 1 << 60, PAGE):
+        rows += [row for row in page if row.stream == "decisions"]
+        first = page[-1].revision + 1
+    with record.lock.held():
+        replay.put_back(entity, None)
+        decisions = replay.run(rows)
+        marker = await the_marker(record)
+        fence = tables.fence(marker, marker.place, marker.journalled)
+        start = [fence, tables.delete_heads([entity]), *_clear(record, [entity])]
+        try:
+            await _project(record, [*start, *tables.write_heads(decisions)], decisions)
+        except ProjectionFailed as error:
+            LOGGER.warning("rebuilding %s decision by decision: %s", entity, error)
+            await commit(record, start)
+            await _as_far_as_it_goes(record, fence, rows, decisions, replay)
+        replay.put_back(entity, None)
+
+
+async def _as_far_as_it_goes(
+    record: Record,
+    fence: Statement,
+    rows: Sequence[Row],
+    decisions: Sequence[Decision],
+    replay: Replay,
+) -> None:
+    entity = rows[0].entity
+    replay.put_back(entity, None)
+    for number, (row, decision) in enumerate(zip(rows, decisions, strict=False)):
+        try:
+            await _project(record, [fence, *tables.write_heads([decision])], [decision])
+        except ProjectionFailed as error:
+            held = len(rows) - number
+            replay.stop(entity, Flaw.PROJECTION, row.revision, _refused(row, error), held)
+            return
+        replay.put_back(entity, head_after(decision))

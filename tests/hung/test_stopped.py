@@ -1,0 +1,138 @@
+"""P7, H2: servers that stand still, beside which an operator carries on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.strace import SYNC, injected, require_strace
+from tests.hung.scene import (
+    InFlight,
+    arrived,
+    content,
+    decide_some,
+    frozen,
+    named,
+    turn_held,
+    whole,
+)
+from tests.soak.ledger import Ledger
+from tests.soak.processes import Site, item, site_at
+from tests.support.whole import verify_files
+
+_RECOVERING = "/problems/recovering"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with site_at(tmp_path) as made:
+        yield made
+
+
+def _work(count: int = 8) -> list[dict[str, object]]:
+    return [item(f"flight-{number}", f"case/{number % 3}", body={"f": 1}) for number in range(count)]
+
+
+def test_p7_a_server_that_wakes_after_begin_changes_nothing_more(site: Site) -> None:
+    server, ledger = site.start(), Ledger()
+    decide_some(server, ledger, "before")
+    with turn_held(site):
+        flight = InFlight(server, ledger, _work())
+        arrived(server)
+        server.freeze()
+    # Stopped with a turn about to begin and more behind it; nobody holds the lock.
+    assert flight.answered == 0
+    assert site.do("status")["stage"] == "open"
+    token = site.do("token", "create", "--role", "reader")["token"]
+    begun = site.do("recover", "begin", "--reason", "the server hangs")
+    assert (begun["generation"], begun["verdict"]) == (2, "clean")
+    before = content(site)
+
+    server.thaw()
+    for told in flight.answers():
+        assert told is not None
+        assert told[0] == 503, told
+    status, problem = server.decide("later", "case/1")
+    assert (status, problem["type"]) == (503, _RECOVERING)
+    assert "the server hangs" in problem["detail"]
+    assert server.get("entities/case/1")[0] == 503
+    assert server.get("entities/case/1/history")[0] == 200
+    assert server.ask("GET", "/health/ready")[0] == 503
+    assert server.get("status")[1]["stage"] == "closed"
+    assert content(site) == before
+
+    plan = site.do("recover", "plan")
+    assert (plan["missing"], plan["local_only"]) == (0, [])
+    site.do("recover", "apply", "--plan", plan["plan"])
+    site.do("recover", "reopen")
+    # The same process goes on, in the new history.
+    status, answer = server.decide("after", "case/1")
+    assert (status, answer["generation"]) == (201, 2)
+    ledger.imported.add("after")
+    whole(site, server, ledger)
+    site.token, old = token, site.token
+    assert server.get("status")[0] == 200
+    site.token = old
+    assert server.stop() == 0
+    assert verify_files(site.settings) == []
+
+
+@pytest.mark.parametrize("end", ["kill", "wake"])
+@pytest.mark.parametrize("side", ["store", "journal"])
+def test_h2_one_stopped_inside_a_transaction_is_named_and_can_be_killed(
+    site: Site, side: str, end: str
+) -> None:
+    require_strace()
+    server, ledger = site.start(), Ledger()
+    decide_some(server, ledger, "before")
+    database: Path = getattr(site, side)
+    wal = database.with_name(f"{database.name}-wal")
+    with injected(server, wal, SYNC, "signal=STOP:when=1"):
+        flight = InFlight(server, ledger, _work())
+        frozen(server)
+    assert server.is_frozen()
+
+    begun = site.run("recover", "begin", "--reason", "it hangs")
+    assert named(begun) == server.pid
+    assert site.settings.beside("stop").exists()
+    assert named(site.run("token", "create", "--role", "reader")) == server.pid
+    assert site.do("status")["stage"] == "closed"
+    plan = site.run("recover", "apply")
+    assert plan.code == 3, plan
+
+    if end == "kill":
+        server.signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        assert flight.answers() == [None] * len(flight.items)
+    else:
+        server.thaw()
+        # The turn that was under way may end; those that wait may not begin.
+        told = [answer and answer[0] for answer in flight.answers()]
+        assert set(told) <= {201, 503}, told
+        status, problem = server.decide("later", "case/1")
+        assert (status, problem["type"]) == (503, _RECOVERING)
+    begun = site.do("recover", "begin", "--reason", "it hung")
+    assert begun["safe_to_restore"]
+    site.do("recover", "apply")
+    site.do("recover", "reopen")
+    after = site.start() if end == "kill" else server
+    whole(site, after, ledger)
+    assert after.stop() == 0
+    assert verify_files(site.settings) == []
+
+
+def test_p1_a_graceful_stop_answers_what_waits(site: Site) -> None:
+    server, ledger = site.start(), Ledger()
+    with turn_held(site):
+        flight = InFlight(server, ledger, _work(20))
+        arrived(server)
+        server.signal(signal.SIGTERM)
+        assert flight.answered == 0
+    assert [told and told[0] for told in flight.answers()] == [201] * 20
+    assert server.wait() == 0
+    assert "Traceback" not in server.errors, server.errors
+    after = site.start()
+    whole(site, after, ledger)
