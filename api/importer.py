@@ -27,7 +27,8 @@ from journal.worker import drive
 from journal.writepath import Answer, turn
 
 BATCH_ROWS = 4000
-"""Rows a turn. Measured: at 1,000 commits cost a tenth more, above 4,000 nothing is gained."""
+"""Rows a turn. Measured in CPU a row: 48 µs at 1,000, 40 at 4,000, 35 at 16,000. A server beside
+this one waits for a whole turn, which takes about 0.15 s."""
 
 BATCH_BYTES = 16 * 1024 * 1024
 MAX_ERRORS = 20

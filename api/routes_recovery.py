@@ -14,6 +14,7 @@ from api.calls import Call, described
 from api.requests import body_of, journal_of, query, shape
 from journal.control import Control, HistoryRecord, Role
 from journal.entry import MAX_STRING, check_name
+from journal.errors import Refused
 from journal.record import Record
 from journal.status import Status, status
 from reconstruct import recovery
@@ -84,7 +85,12 @@ async def begin(request: Request[Any, Any, Any]) -> Answer:
     check_name("reason", reason, MAX_STRING)
     journal = journal_of(request)
     # The stop file goes up at once, also when the writer's thread is busy or hangs.
-    await asyncio.to_thread(recovery.stop, journal.settings, reason)
+    try:
+        await asyncio.to_thread(recovery.stop, journal.settings, reason)
+    except OSError as error:
+        raise Refused(
+            f"stopped, but the store's files could not be copied: {error.strerror or error}"
+        ) from error
     return reply(await journal.write(recovery.begin, reason, principal(request)))
 
 

@@ -16,10 +16,11 @@ import uvicorn
 from api.app import create_app
 from api.routes_tokens import current_control
 from journal import Journal, Settings
-from journal.control import Role
+from journal.control import Role, Stage
 from journal.errors import UnrewindError
 
 REFUSED = 3
+INTERRUPTED = 130
 BACKLOG = 2048
 STOP_SECONDS = 45
 """How long a stop waits for answers: above the time that a body may take to arrive."""
@@ -58,6 +59,8 @@ def serve(settings: Settings) -> int:
         return _refuse(error.detail)
     except OSError as error:
         return _refuse(f"cannot open the tenant: {error}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         listening.close()
 
@@ -65,13 +68,9 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings, listening: socket.socket) -> int:
     journal = Journal(settings)
     try:
-        finding = await journal.start()
+        await journal.start()
         await _first_token(journal)
-        closed = await _closed(journal)
-        if closed:
-            print(closed, file=sys.stderr, flush=True)
-        elif not finding.verdict.sound:
-            print(f"closed: {finding.verdict}: {finding.detail}", file=sys.stderr, flush=True)
+        await _say_when_closed(journal)
         app = create_app(settings, journal)
         config = uvicorn.Config(app, **uvicorn_options())
         await _Server(config, settings, listening).serve(sockets=[listening])
@@ -143,15 +142,16 @@ async def _first_token(journal: Journal) -> None:
     print(f"operator token (shown once): {token}", flush=True)
 
 
-async def _closed(journal: Journal) -> str | None:
-    """A line for a tenant that takes no decisions, None for one that does."""
+async def _say_when_closed(journal: Journal) -> None:
+    """One line on stderr for a tenant that is not open: it is served all the same."""
     status = await journal.status()
-    if status.stage == "open":
-        return None
-    return (
-        f"tenant {status.tenant} is {status.stage} ({status.verdict}): {status.detail}. "
-        "`unrewind recover begin` is the next step; reads of status, gaps and history go on"
-    )
+    if status.stage != Stage.OPEN:
+        print(
+            f"tenant {status.tenant} is {status.stage}, verdict {status.verdict}: {status.detail}; "
+            "status, gaps and history are served, `unrewind recover` leads on",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _why(error: OSError) -> str:

@@ -36,7 +36,7 @@ from journal.writepath import Answer, turn
 from reconstruct.applying import walk
 from reconstruct.planning import PAGE
 from reconstruct.replay import Replay
-from reconstruct.verification import verify_journal
+from reconstruct.walking import verify_journal
 
 BATCH_ROWS = 4000
 """Rows that `unrewind import` puts into one turn."""

@@ -17,8 +17,9 @@ from journal.control import Control, tip_of
 from journal.data import hash_of
 from journal.errors import Invalid
 from journal.log import JournalHead, Log, Look, Row
+from journal.sql import Statement
 from journal.store import Store
-from journal.store.tables import Marker, heads_of, page_of_heads, read_heads
+from journal.store.tables import Marker, count_decisions, heads_of, page_of_heads, read_heads
 
 MAX_WAITING = 65_536
 _PAGE = 500
@@ -215,6 +216,24 @@ async def _journal_heads(log: Log, after: str, last: str | None) -> dict[str, Jo
         if page.end is None or (last is not None and page.end >= last):
             return found
         after = page.end
+
+
+async def is_torn(store: Store, log: Log, through: int) -> bool:
+    """Whether the file mixes pages of several moments: no SQL on it can be relied upon.
+
+    An older database file beside a newer `-wal` does: rows that no moment lacked are missing, or
+    the tables themselves contradict each other. Every head may be right all the same. ``through``
+    is a sequence that store and journal have both passed; the cost follows the file's size.
+    """
+    told, counted = await store.read([_QUICK_CHECK, count_decisions(through)])
+    faults = [text for (text,) in told if text != "ok" and not text.startswith(_ROW_RULES)]
+    count: int = counted[0][0]
+    return bool(faults) or count < await log.count_decisions(through)
+
+
+_QUICK_CHECK = Statement("PRAGMA quick_check")
+_ROW_RULES = ("NULL value in", "CHECK constraint failed in")
+"""What quick_check says of rows that break a rule: the application's affair, no torn file."""
 
 
 async def still_differing(

@@ -102,7 +102,7 @@ def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
 
 def lifecycle_of(lifecycles: Mapping[str, Lifecycle], entity: str) -> Lifecycle:
     """The lifecycle of an entity's type. Raises Invalid with the lines that would declare it."""
-    found = lifecycles.get(entity[: entity.find("/")])
+    found = lifecycles.get(entity.partition("/")[0]) if "/" in entity else None
     return found if found is not None else _undeclared(entity)
 
 

@@ -33,8 +33,8 @@ class TurnLock:
     """The tenant's advisory write lock. Reentrant within one object; one object per thread."""
 
     def __init__(self, path: Path, timeout: float) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._handle: int | None = None
         self._timeout = timeout
         self._depth = 0
         self._pid = str(os.getpid()).ljust(_PID_BYTES).encode()
@@ -49,25 +49,33 @@ class TurnLock:
             yield
         finally:
             self._depth -= 1
-            if self._depth == 0:
+            if self._depth == 0 and self._handle is not None:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
 
+    def _opened(self) -> int:
+        """The lock file, made when it is first needed: who only looks leaves no trace."""
+        if self._handle is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return self._handle
+
     def _take(self) -> None:
+        handle = self._opened()
         pause = _FIRST_PAUSE
         deadline = 0.0
         while True:
             try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in {errno.EWOULDBLOCK, errno.EINTR}:
                     raise
             else:
-                os.pwrite(self._handle, self._pid, 0)
+                os.pwrite(handle, self._pid, 0)
                 return
             now = time.monotonic()
             deadline = deadline or now + self._timeout
             if now > deadline:
-                pid = os.pread(self._handle, _PID_BYTES, 0).decode("ascii", "replace").strip()
+                pid = os.pread(handle, _PID_BYTES, 0).decode("ascii", "replace").strip()
                 raise LockHeld(
                     f"process {pid} has held the tenant's lock for over {self._timeout:g} s; "
                     f"if it hangs, end it with: kill -9 {pid}",
@@ -78,7 +86,9 @@ class TurnLock:
 
     def close(self) -> None:
         """Let go of the lock file."""
-        os.close(self._handle)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 class Presence:

@@ -7,6 +7,7 @@ read from the store and shown when the journal holds what it rests on.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec import Struct
 from journal import gate as gates
 from journal.acceptance import DUPLICATE, Acceptance, EntityHead, receipt
 from journal.control import TOKEN, Authority, tip_of
-from journal.data import EMPTY, after
+from journal.data import EMPTY, after, hash_of
 from journal.detection import Verdict
 from journal.entry import MAX_INTEGER, Entry, check_entity, parse_time
 from journal.errors import (
@@ -32,13 +33,15 @@ from journal.errors import (
 )
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
-from journal.log import FIRST_FLAW, FlawKey, FlawRow, Row
+from journal.log import FIRST_FLAW, FlawKey, FlawRow, Log, Row
 from journal.record import Record
 from journal.store import tables
 
 MAX_PAGE = 1000
 DEFAULT_PAGE = 100
 _MAX_REPLAY = 100_000
+_REVISION = re.compile(r"[0-9]{1,15}\Z")
+_NEIGHBOURS = 8
 
 
 class Pending(UnrewindError):
@@ -157,7 +160,7 @@ async def check_readable(record: Record) -> None:
 async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
     """Heads from the store, in one transaction with its marker, all of them journalled.
 
-    Raises Pending, or Recovering when the store is behind its journal, damaged or gone.
+    Raises Pending, or Recovering when the store is behind its journal, stale, damaged or gone.
     """
     await check_readable(record)
     before = await record.look()
@@ -178,7 +181,34 @@ async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
         later = tip_of(record.control.authority, (await record.look()).last)
         if newest > later.sequence:
             raise Pending
+    flawed = await record.journal().flawed() if before.flawed else frozenset[str]()
+    for head in heads.values():
+        if head.entity not in flawed:
+            await _vouch(record.journal(), head, tip.sequence)
     return heads
+
+
+async def _vouch(log: Log, head: EntityHead, through: int) -> None:
+    """Raise Recovering unless the journal says of the entity what its row in the store says.
+
+    No marker sees an older file beside a newer `-wal`, and the next batch may be a while off: until
+    then a stale row would show a revoked right as valid.
+    """
+    rows = await log.history(head.entity, head.revision, head.revision + 1, _NEIGHBOURS)
+    own = [row for row in rows if row.digest == head.digest]
+    later = [row for row in rows if row.revision > head.revision and (row.sequence or 0) <= through]
+    if later or not own or _is_other_data(own[0], head.data):
+        raise Recovering(
+            f"the store's row of {head.entity} is not what the journal says",
+            verdict=str(Verdict.REWOUND),
+        )
+
+
+def _is_other_data(row: Row, data: str) -> bool:
+    try:
+        return row.head().data != hash_of(data.encode())
+    except Invalid:  # `verify` names the damage; the row's digest is the journal's
+        return False
 
 
 async def read_entity(record: Record, entity: str, at: str | None) -> EntityView:
@@ -194,9 +224,11 @@ async def read_entity(record: Record, entity: str, at: str | None) -> EntityView
         return await _caller_entity(record, entity)
     heads = await read_heads(record, tables.read_heads([entity]))
     head = heads.get(entity)
-    if head is None:
-        raise NotFound(f"{entity}: no decision of it is journalled", entity=entity)
     flaws = await _flaws(record, entity)
+    if head is None:
+        if not flaws and await record.journal().newest(entity) is not None:
+            raise Pending  # decided this moment, or lost by the store: asked again, it says which
+        raise NotFound(f"{entity}: no decision of it is journalled", entity=entity)
     return _view(head, flaws)
 
 
@@ -243,16 +275,23 @@ async def _entity_at(
     record: Record, entity: str, lifecycle: Lifecycle, at: str
 ) -> EntityView:
     await check_readable(record)
-    last, until = (int(at), None) if at.isdecimal() and at.isascii() and len(at) < 16 else (  # noqa: PLR2004 - 2^53
-        MAX_INTEGER,
-        parse_time("at", at),
-    )
     boundary = (await standing(record, entity, lifecycle)).durable_through
+    last, until = boundary, None
+    if _REVISION.match(at):
+        last = int(at)
+        if last > boundary:
+            raise NotFound(
+                f"{entity}: its history is durable through revision {boundary}, not {last}",
+                entity=entity,
+                durable_through=boundary,
+            )
+    else:
+        until = parse_time("at", at)
     data = EMPTY
     found: Entry | None = None
     first = 1
-    while first <= min(last, boundary):
-        rows = await _rows(record, entity, first, min(last, boundary), MAX_PAGE)
+    while first <= last:
+        rows = await _rows(record, entity, first, last, MAX_PAGE)
         if not rows or first > _MAX_REPLAY:
             break
         for row in rows:

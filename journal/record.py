@@ -89,10 +89,10 @@ class Record:
             if not settings.allow_network_filesystem:
                 check_filesystem(path.parent)
         companion = _someone_has(settings.beside("presence"))
-        self._presence = Presence(settings.beside("presence"))
         if self.read_only:
             await self.open_files(companion=companion)
             return
+        self._presence = Presence(settings.beside("presence"))
         with self.lock.held():
             if not settings.journal_file.exists() and not settings.store_file.exists():
                 if not create:

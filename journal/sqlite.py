@@ -84,6 +84,11 @@ def stamp_of(path: Path) -> Stamp | None:
     )
 
 
+def in_memory() -> sqlite3.Connection:
+    """An empty database that no file holds: for a thread that wants a connection of its own."""
+    return sqlite3.connect(":memory:")
+
+
 def sync_directory(path: Path) -> None:
     """Make a directory's entries durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

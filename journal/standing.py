@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from journal import control as controls
@@ -17,6 +18,7 @@ from journal.detection import (
     Seen,
     Verdict,
     differing_heads,
+    is_torn,
     still_differing,
 )
 from journal.entry import Entry
@@ -29,8 +31,9 @@ from journal.errors import (
     JournalUnavailable,
     WriterStopped,
 )
-from journal.log import CONTROL, Append, Moved
+from journal.log import CONTROL, Append, Log, Moved
 from journal.record import Record
+from journal.store import tables
 from journal.store.sqlite import SqliteStore
 
 LOGGER = logging.getLogger("unrewind")
@@ -40,6 +43,10 @@ _ATTEMPTS = 3
 
 async def examine(record: Record) -> tuple[Finding, Seen]:
     """Compare markers and heads of order, reopening files that were replaced meanwhile."""
+    if record.store is None or record.log is None:
+        # What was missing or unreadable a while ago may have been put back, or recovered.
+        with nullcontext() if record.read_only else record.lock.held():
+            await record.open_files()
     for _ in range(_ATTEMPTS):
         try:
             return await record.examine()
@@ -54,12 +61,14 @@ async def examine(record: Record) -> tuple[Finding, Seen]:
 async def compare_heads(record: Record, finding: Finding) -> Finding:
     """Compare every entity's head and data hash; the finding stands, or becomes `rewound`.
 
+    Where somebody else wrote to the file, whether its pages belong together is looked at first.
     Differences are looked at a second time under the turn lock, so this may run beside a writer.
     Raises JournalUnavailable when the store cannot be opened.
     """
     if record.store is None or record.log is None:
         return finding
     stamp = record.store.stamp()
+    touched = record.touched()
     try:
         # A connection of its own: the record's shows pages as it has cached them, not as they stand
         # in a file that was overwritten in place.
@@ -69,6 +78,11 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be read: {error}") from error
     try:
+        if touched and await _is_torn(store, record.log):
+            record.distrust()
+            return Finding(
+                Verdict.REPLACED, "the store's file mixes pages of several moments", finding.facts
+            )
         flawed = await record.log.flawed()
         suspects = await differing_heads(store, record.log, flawed)
         with record.lock.held():
@@ -90,6 +104,11 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
         f"the store's rows are not the ones that the journal names: {named}{more}",
         {**finding.facts, "differing": [item.entity for item in differing]},
     )
+
+
+async def _is_torn(store: SqliteStore, log: Log) -> bool:
+    marker = tables.marker_of((await store.read([tables.READ_MARKER]))[0])
+    return marker is None or await is_torn(store, log, marker.place.sequence)
 
 
 def _say(item: Difference) -> str:

@@ -8,11 +8,12 @@ instead of one each. Engines that do suspend are awaited on the event loop as us
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiosqlite
+
+from journal.sqlite import in_memory
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Worker(aiosqlite.Connection):
     """
 
     def __init__(self) -> None:
-        super().__init__(lambda: sqlite3.connect(":memory:"), iter_chunk_size=64)
+        super().__init__(in_memory, iter_chunk_size=64)
 
     def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Run a function in the thread; the future is done on the event loop."""

@@ -140,7 +140,7 @@ async def _replay_page(
             await _keep(record, [row], [])
 
 
-class ProjectionFailed(Exception):  # noqa: N818 - control flow inside this module
+class ProjectionFailed(Exception):
     """The application's own statements were refused, or its code raised."""
 
 

@@ -14,13 +14,12 @@ from msgspec import Struct
 from journal.acceptance import EntityHead
 from journal.control import Control, tip_of
 from journal.data import hash_of
-from journal.detection import Difference, Seen, Verdict, differing_heads
+from journal.detection import Difference, Seen, Verdict, differing_heads, is_torn
 from journal.errors import Damaged, Invalid, Refused
 from journal.history import Flaw
 from journal.log import FIRST_FLAW, FlawRow, Log, Row
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
-from journal.sql import Statement
 from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
@@ -173,7 +172,7 @@ class Survey(Struct, frozen=True):
 
 
 async def find_faulty(log: Log) -> tuple[FlawRow, ...]:
-    """Flaws that an earlier replay found: their entities are tried again from the first revision."""
+    """Flaws that an earlier replay found: their entities are tried again from the first."""
     found: list[FlawRow] = []
     after = FIRST_FLAW
     while page := await log.flaws(None, after, PAGE):
@@ -248,7 +247,7 @@ async def _compare(
         base = await find_base(store, record.journal(), control, seen)
         if trusted:
             return base, [], False
-        if await _is_torn(store, record.journal(), base.common):
+        if await is_torn(store, record.journal(), base.common):
             return _FRESH
         suspects = await differing_heads(store, record.journal(), frozenset(), _UNLIMITED)
         stale = set(await find_stale(store, record.journal(), base.common, suspects))
@@ -264,23 +263,6 @@ async def _compare(
 _FRESH: tuple[Base, list[str], bool] = (Base(0, ()), [], True)
 
 
-async def _is_torn(store: SqliteStore, log: Log, common: int) -> bool:
-    """Whether the file mixes pages of several moments: no SQL on it can be relied upon.
-
-    An older database file beside a newer `-wal` does: rows that no moment lacked are missing, or
-    the tables themselves contradict each other.
-    """
-    told, counted = await store.read([_QUICK_CHECK, tables.count_decisions(common)])
-    faults = [text for (text,) in told if text != "ok" and not text.startswith(_ROW_RULES)]
-    count: int = counted[0][0]
-    return bool(faults) or count < await log.count_decisions(common)
-
-
-_QUICK_CHECK = Statement("PRAGMA quick_check")
-_ROW_RULES = ("NULL value in", "CHECK constraint failed in")
-"""What quick_check says of rows that break a rule: the application's affair, no torn file."""
-
-
 async def _rehearse(
     record: Record,
     log: SqliteLog,
@@ -288,7 +270,7 @@ async def _rehearse(
     rebuild: set[str],
     replay: Replay,
     progress: Progress,
-    fresh: bool,  # noqa: FBT001 - one caller
+    fresh: bool,
 ) -> tuple[int, dict[str, int]]:
     """Replay in memory what the store lacks; how many decisions, and how many of each action."""
     missing = 0

@@ -126,7 +126,7 @@ class Replay:
         return Decision(entry, data, owner)
 
 
-class _Flawed(Exception):  # noqa: N818 - control flow inside this module, never seen outside
+class _Flawed(Exception):
     def __init__(self, flaw: Flaw, detail: str) -> None:
         self.flaw = flaw
         self.detail = detail

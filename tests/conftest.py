@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import journal
 from tests.support.tenants import Tenant, make_settings
 from tests.support.whole import verify_files
+
+# A machine that is busy with other tests is no finding.
+hypothesis.settings.register_profile(
+    "unrewind", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unrewind")
 
 
 @pytest.fixture

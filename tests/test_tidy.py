@@ -98,13 +98,14 @@ def within(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def opens_sqlite(path: Path) -> bool:
-    if any(within(name, ("aiosqlite", "sqlite3.connect")) for name in imports(path)):
+    opening = ("aiosqlite.connect", "sqlite3.connect")
+    if any(within(name, opening) for name in imports(path)):
         return True
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == "connect"
         and isinstance(node.value, ast.Name)
-        and node.value.id == "sqlite3"
+        and node.value.id in {"sqlite3", "aiosqlite"}
         for node in ast.walk(tree(path))
     )
 

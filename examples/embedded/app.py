@@ -1,7 +1,5 @@
 """A small application that decides about documents: `python -m examples.embedded.app --help`."""
 
-
-
 from __future__ import annotations
 
 import argparse

@@ -1,7 +1,5 @@
 """The story: decide, rewind the store, notice, recover, and compare every row."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -173,19 +173,25 @@ def upsert_heads(heads: Iterable[EntityHead]) -> Rows:
     )
 
 
+def heads_after(decisions: Iterable[Decision]) -> list[EntityHead]:
+    """Each entity's row after its last decision."""
+    last = {decision.entry.envelope.entity: decision for decision in decisions}
+    return [head_after(decision) for decision in last.values()]
+
+
 def write_decisions(decisions: Sequence[Decision]) -> list[Rows]:
     """The decisions' bytes, and each entity's row after its last one."""
-    heads = {decision.entry.envelope.entity: head_after(decision) for decision in decisions}
+    heads = heads_after(decisions)
     return [
         insert_decisions([decision.entry for decision in decisions]),
-        upsert_heads(heads.values()),
+        upsert_heads(heads),
     ]
 
 
 def write_heads(decisions: Sequence[Decision]) -> list[Rows]:
     """Each entity's row after its last decision, without the decisions' bytes."""
-    heads = {decision.entry.envelope.entity: head_after(decision) for decision in decisions}
-    return [upsert_heads(heads.values())]
+    heads = heads_after(decisions)
+    return [upsert_heads(heads)]
 
 
 def keep_decisions(rows: Sequence[Row]) -> Rows:

@@ -372,6 +372,17 @@ def test_a_taken_port_is_one_line_and_exit_3(server: Server, tmp_path: Path) -> 
     assert not (second.folder / "data").exists()
 
 
+def test_data_that_cannot_be_opened_is_one_line_and_exit_3(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server")
+    (server.folder / "data").write_text("a file")
+    process = server.popen()
+    assert process.wait(60) == 3
+    assert process.stdout is not None
+    assert process.stdout.read() == ""
+    process.stdout.close()
+    assert len(server.errors.splitlines()) == 1, server.errors
+
+
 def test_p8_a_rewound_store_is_served_closed(server: Server, tmp_path: Path) -> None:
     assert server.decide("op-1", "document/a", "submit").status == 201
     assert server.end() == 0
@@ -383,8 +394,7 @@ def test_p8_a_rewound_store_is_served_closed(server: Server, tmp_path: Path) -> 
     assert server.end() == 0
     shutil.copy(tmp_path / "older.db", store)
     server.start()
-    lines = [line for line in server.errors.splitlines() if "rewound" in line]
-    assert lines
+    assert "tenant main is closed, verdict rewound" in server.errors.splitlines()[-1]
     assert server.get("status").json["verdict"] == "rewound"
     assert server.decide("op-3", "document/a", "cancel").status == 503
     recover(server)

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -340,6 +341,35 @@ def test_import_into_a_closed_tenant_is_refused_with_the_counts(cli):
     done.complains(3, "closed")
     assert done.json["error"] == "recovering"
     assert done.json["accepted"] == 0
+
+
+def test_r15_a_full_disk_is_one_line_and_the_rerun_completes(cli):
+    cli.accept("op-first")
+    name = put(cli, "a.csv", table(9000))
+
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
+
+    done = subprocess.run(
+        cli.words("import", name, *WITH_IDS, "--json"),
+        cwd=cli.home,
+        env=cli.environment,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+        preexec_fn=no_room,
+    )
+    assert done.returncode == 3, done
+    assert done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(b"unrewind: ")
+    before = json.loads(done.stdout)
+    assert before["error"] == "writer-stopped"
+    assert before["accepted"] < 9000
+    found = cli("import", name, *WITH_IDS, "--json").json
+    assert found["accepted"] + found["duplicate"] == 9000
+    assert found["duplicate"] >= before["accepted"]
+    assert cli.verified()["verdict"] == "clean"
 
 
 def test_a_pipe_gets_no_progress(cli):

@@ -18,14 +18,20 @@ WRITE = "pwrite64,write"
 
 
 def require_strace() -> None:
-    """Skip visibly where strace is missing or may not attach; fail in continuous integration."""
-    reason = None
+    """Skip visibly where strace is missing; fail in continuous integration."""
     if shutil.which("strace") is None:
         reason = "strace is not installed: no system call can be made to fail"
-    if reason is not None:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+def injecting(file: Path, calls: str, what: str, trace: Path) -> list[str]:
+    """strace's command line, before the one of a process that it is to start."""
+    return [
+        "strace", "-f", "-P", str(file), "-e", f"trace={calls}", "-e", f"inject={calls}:{what}",
+        "-o", str(trace),
+    ]  # fmt: skip
 
 
 @contextmanager
@@ -38,10 +44,8 @@ def injected(server: Server, file: Path, calls: str, what: str) -> Iterator[Path
     errors = server.site.folder / "strace-errors"
     with errors.open("w") as stream:
         process = subprocess.Popen(
-            ["strace", "-f", "-p", str(server.pid), "-P", str(file), "-e", f"trace={calls}",
-             "-e", f"inject={calls}:{what}", "-o", str(trace)],
-            stderr=stream,
-        )  # fmt: skip
+            [*injecting(file, calls, what, trace), "-p", str(server.pid)], stderr=stream
+        )
     try:
         until(
             "strace is attached",

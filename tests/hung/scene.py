@@ -24,10 +24,13 @@ _TABLES = {
 }
 
 
-def decide_some(server: Server, ledger: Ledger, name: str, count: int = 6) -> None:
-    """Decisions of a few entities, acknowledged one by one."""
+def decide_some(
+    server: Server, ledger: Ledger, name: str, count: int = 6, entities: int = 3, size: int = 1
+) -> None:
+    """Decisions of a few entities, acknowledged one by one; ``size`` is that of their data."""
     for number in range(count):
-        made = ledger.send(item(f"{name}-{number}", f"case/{number % 3}", body={name: number}))
+        body = {"name": name, "n": number, "text": "x" * size}
+        made = ledger.send(item(f"{name}-{number}", f"case/{number % entities}", body=body))
         ledger.hear(made["operation"], *server.ask("POST", "/v1/main/decisions", made))
         assert made["operation"] in ledger.told
 

@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_restore_is_refused_while_a_server_lives(site: Site) -> None:
     server, ledger = site.start(), Ledger()
     decide_some(server, ledger, "first")
-    history = site.do("status")["history"]
+    history = site.status()["history"]
     site.do("snapshot", "kept")
     decide_some(server, ledger, "second")
     restore = ("restore", "kept", "--confirm-tenant", "main", "--confirm-history", history)

@@ -66,38 +66,56 @@ _WAYS = [
 ]
 
 
-def _served_again(site: Site) -> tuple[Server, Path, Ledger]:
-    """A server whose store's file holds what the copy lacks, with more in its log."""
+_ENTITIES = 8
+_PAGEFUL = 1500
+
+
+def _served_again(site: Site, size: int) -> tuple[Server, Path, Ledger]:
+    """A server whose store's file holds what the copy lacks, with more in its log.
+
+    The log holds the marker and the first entity. With a ``size`` of almost a page the other
+    entities' rows are in the file alone; with a small one they share the first entity's page.
+    """
     ledger = Ledger()
     server = site.start()
-    decide_some(server, ledger, "copied")
+    decide_some(server, ledger, "copied", _ENTITIES, _ENTITIES, size)
     assert server.stop() == 0
     copy = site.folder / "copy.db"
     shutil.copyfile(site.store, copy)
     server = site.start()
-    decide_some(server, ledger, "in-the-file", 30)
+    decide_some(server, ledger, "in-the-file", 3 * _ENTITIES, _ENTITIES, size)
     assert server.stop() == 0
     server = site.start()
-    decide_some(server, ledger, "in-the-log", 1)
+    decide_some(server, ledger, "in-the-log", 1, 1, size)
     return server, copy, ledger
 
 
-@pytest.mark.parametrize("asked", ["decision", "read"])
-@pytest.mark.parametrize("way", _WAYS, ids=lambda way: way.__name__.strip("_"))
+_CASES = [
+    *((way, 1) for way in _WAYS),
+    (_renamed_over_beside_its_log, _PAGEFUL),
+    (_overwritten_in_place, _PAGEFUL),
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "size"),
+    _CASES,
+    ids=[f"{way.__name__.strip('_')}-{size}" for way, size in _CASES],
+)
 def test_p8_is_noticed_closed_and_recovered_beside_the_live_server(
-    site: Site, way: Callable[[Path, Path], None], asked: str
+    site: Site, way: Callable[[Path, Path], None], size: int
 ) -> None:
-    server, copy, ledger = _served_again(site)
-    entities = {f"case/{number}": server.get(f"entities/case/{number}")[1] for number in range(3)}
+    server, copy, ledger = _served_again(site, size)
+    names = [f"case/{number}" for number in range(_ENTITIES)]
+    present = {entity: server.get(f"entities/{entity}")[1] for entity in names}
     way(site.store, copy)
 
-    if asked == "read":
-        # Before anybody noticed: what is shown is the present, or nothing.
-        for entity, present in entities.items():
-            status, answer = server.get(f"entities/{entity}")
-            assert (status, answer) == (200, present) or status == 503, answer
-        status, listed = server.get("entities")
-        assert status == 503 or listed["items"] == list(entities.values()), listed
+    # Before anybody noticed: what is shown is the present, or nothing.
+    for entity in names:
+        status, answer = server.get(f"entities/{entity}")
+        assert status == 503 or (status, answer) == (200, present[entity]), answer
+    status, listed = server.get("entities")
+    assert status == 503 or listed["items"] == list(present.values()), listed
     status, problem = server.decide("next", "case/1")
     assert (status, problem["type"]) == (503, _RECOVERING), problem
     for path in ("entities/case/1", "entities"):
@@ -105,7 +123,7 @@ def test_p8_is_noticed_closed_and_recovered_beside_the_live_server(
     for path in ("entities/case/1/history", "gaps", "status", "operations/copied-0"):
         assert server.get(path)[0] == 200, path
     assert server.get("status")[1]["stage"] == "closed"
-    assert site.do("status")["stage"] == "closed"
+    assert site.status()["stage"] == "closed"
 
     site.recover()
     status, answer = server.decide("next", "case/1")
@@ -114,7 +132,7 @@ def test_p8_is_noticed_closed_and_recovered_beside_the_live_server(
     whole(site, server, ledger)
     assert server.get("entities/case/1")[0] == 200
     assert server.ask("GET", "/health/ready")[0] == 200
-    assert site.do("status")["stage"] == "open"
+    assert site.status()["stage"] == "open"
     assert "Traceback" not in server.errors, server.errors
     assert server.stop() == 0
     assert verify_files(site.settings) == []

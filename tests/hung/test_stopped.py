@@ -45,7 +45,7 @@ def test_p7_a_server_that_wakes_after_begin_changes_nothing_more(site: Site) -> 
         server.freeze()
     # Stopped with a turn about to begin and more behind it; nobody holds the lock.
     assert flight.answered == 0
-    assert site.do("status")["stage"] == "open"
+    assert site.status()["stage"] == "open"
     token = site.do("token", "create", "--role", "reader")["token"]
     begun = site.do("recover", "begin", "--reason", "the server hangs")
     assert (begun["generation"], begun["verdict"]) == (2, "clean")
@@ -99,7 +99,7 @@ def test_h2_one_stopped_inside_a_transaction_is_named_and_can_be_killed(
     assert named(begun) == server.pid
     assert site.settings.beside("stop").exists()
     assert named(site.run("token", "create", "--role", "reader")) == server.pid
-    assert site.do("status")["stage"] == "closed"
+    assert site.status()["stage"] == "closed"
     plan = site.run("recover", "apply")
     assert plan.code == 3, plan
 

@@ -131,6 +131,14 @@ CASES: dict[str, tuple[Verdict, Seen]] = {
         Verdict.JOURNAL_REWOUND,
         Seen(look(), marker(at(TIP.sequence, TIP.digest, FORCE, 3)), TIP, TIP, TIP.digest),
     ),
+    "r10 the journal has lost its newest control": (
+        Verdict.JOURNAL_REWOUND,
+        Seen(look(), marker(), TIP, TIP, TIP.digest, copied=3),
+    ),
+    "clean with every control entry copied": (
+        Verdict.CLEAN,
+        Seen(look(), marker(), TIP, TIP, TIP.digest, copied=2),
+    ),
     "p8 r6 rewound": (Verdict.REWOUND, Seen(look(), marker(BEHIND), BEHIND, BEHIND)),
     "p8 rewound by one over a history's beginning": (
         Verdict.REWOUND,

@@ -526,7 +526,7 @@ def test_p10_damage_around_the_new_entry_is_told_and_nothing_is_taken(tenant: Te
 # Any order.
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=25)
 @given(st.data())
 def test_any_order_of_arrival_ends_in_the_same_boundary_and_no_gaps(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 9))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import journal
+from journal import reading
 from journal.control import Stage
 from journal.detection import Verdict
 from journal.entry import seal
@@ -20,6 +21,7 @@ from journal.errors import (
     EngineError,
     FenceFailed,
     JournalUnavailable,
+    NotFound,
     OperationReused,
     Recovering,
     Refusal,
@@ -176,6 +178,30 @@ def test_p10_a_pending_decision_whose_bytes_changed_is_never_journalled(
     assert tenant.record.stop.stands()
     tenant.diverged()
     tenant.finish()
+
+
+def test_p1_a_read_waits_for_the_journal_where_the_store_is_ahead(tenant: Tenant) -> None:
+    tenant.decide(ENTITY, "submit")
+    tenant.decide("document/8", "submit")
+    fail_log(tenant.record, before=[BUSY])
+    wanted = operation(ENTITY, "approve")
+    with pytest.raises(JournalUnavailable):
+        tenant.turn(wanted)
+    reader = Record(tenant.settings, read_only=True)
+    drive(reader.open())
+    with pytest.raises(reading.Pending):
+        drive(reading.read_entity(reader, ENTITY, None))
+    with pytest.raises(reading.Pending):
+        drive(reading.read_entities(reader, None, None, None))
+    assert drive(reading.read_entity(reader, "document/8", None)).revision == 1
+    assert drive(reading.read_entity(reader, ENTITY, "1")).state == "submitted"
+    with pytest.raises(NotFound):
+        drive(reading.read_operation(reader, wanted.operation))
+    assert drive(reading.read_gate(reader, ENTITY, 2)).gate == "held"
+    tenant.accept(wanted)
+    assert drive(reading.read_entity(reader, ENTITY, None)).state == "approved"
+    assert drive(reading.read_gate(reader, ENTITY, 2)).gate == "go"
+    drive(reader.close())
 
 
 # P6: one operation, one decision.

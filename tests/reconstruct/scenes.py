@@ -135,7 +135,7 @@ def fresh_log(record: Record) -> None:
     record.log = SqliteLog(record.settings.journal_file)
 
 
-class Killed(Exception):  # noqa: N818 - a stand-in for SIGKILL, no error of ours
+class Killed(Exception):
     """The process ends here."""
 
 
@@ -163,23 +163,23 @@ class Fuse:
 def fused(at: int, *, after: bool) -> Iterator[Fuse]:
     """Every batch of any store and every append of any journal burns one fuse."""
     fuse = Fuse(at, after=after)
-    batch, append = SqliteStore.batch, SqliteLog.append
+    real_batch, real_append = SqliteStore.batch, SqliteLog.append
 
     async def burning_batch(self: SqliteStore, statements: Batch) -> None:
         fuse.before_call()
-        await batch(self, statements)
+        await real_batch(self, statements)
         fuse.after_call()
 
-    async def burning_append(self: SqliteLog, entries: Append, expects: Look) -> None:
+    async def burning_append(self: SqliteLog, append: Append, expects: Look) -> None:
         fuse.before_call()
-        await append(self, entries, expects)
+        await real_append(self, append, expects)
         fuse.after_call()
 
     SqliteStore.batch, SqliteLog.append = burning_batch, burning_append  # type: ignore[method-assign]
     try:
         yield fuse
     finally:
-        SqliteStore.batch, SqliteLog.append = batch, append  # type: ignore[method-assign]
+        SqliteStore.batch, SqliteLog.append = real_batch, real_append  # type: ignore[method-assign]
 
 
 def kill(record: Record) -> None:
@@ -209,7 +209,7 @@ def kill(record: Record) -> None:
 
 
 def raw(path: Path, *statements: str | tuple[str, tuple[Any, ...]]) -> None:
-    """Change a database behind unrewind's back, its triggers dropped; one file when this returns."""
+    """Change a database behind unrewind's back, triggers dropped; one file when this returns."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         triggers = database.execute(
             "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
@@ -238,7 +238,10 @@ def checkpoint(path: Path) -> None:
 
 
 def tree(*folders: Path) -> dict[str, Any]:
-    """Every file with its bytes and what the system says of it; shared-memory indexes by name only."""
+    """Every file with its bytes and what the system says of it.
+
+    Without the two files that SQLite makes for a reader: its index in memory and an empty log.
+    """
     found: dict[str, Any] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*")):
@@ -246,7 +249,7 @@ def tree(*folders: Path) -> dict[str, Any]:
             name = str(path)
             if path.is_dir():
                 found[name] = "directory"
-            elif not name.endswith("-shm"):
+            elif not name.endswith("-shm") and not (name.endswith("-wal") and not stat.st_size):
                 found[name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns, path.read_bytes())
     return found
 
@@ -259,5 +262,3 @@ def overwrite(path: Path, content: bytes) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-

@@ -171,9 +171,7 @@ def test_a_restore_killed_between_its_steps_loses_nothing(
     history = scene.control().authority.history
     kill(scene.record)
     scene.records.clear()
-    content = {
-        path.name: path.read_bytes() for path in settings.store_file.parent.glob("main.db*")
-    }
+    content = {path.name: path.read_bytes() for path in settings.store_file.parent.glob("main.db*")}
     content.pop("main.db-shm", None)
 
     def killed(*_: Any) -> None:

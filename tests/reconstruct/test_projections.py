@@ -1,4 +1,4 @@
-"""Embedded types: the application's rows are rewound, undone and brought back with the decisions."""
+"""Embedded types: the application's rows are rewound, undone and rebuilt with the decisions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from tests.support.tenants import make_settings, operation
 LEDGER = "SELECT * FROM ledger ORDER BY entity"
 
 
+POSTINGS = """CREATE TABLE IF NOT EXISTS postings (
+  owner TEXT NOT NULL REFERENCES owners (id), revision INTEGER NOT NULL, amount INTEGER NOT NULL,
+  PRIMARY KEY (owner, revision))"""
+
+
 class Postings:
     """Several tables and rows for an entity; inserts that would fail if they were done twice."""
 
     tables: Sequence[str] = (
         "CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, name TEXT UNIQUE)",
-        "CREATE TABLE IF NOT EXISTS postings (owner TEXT NOT NULL REFERENCES owners (id),"
-        " revision INTEGER NOT NULL, amount INTEGER NOT NULL, PRIMARY KEY (owner, revision))",
+        POSTINGS,
     )
 
     def apply(self, decision: Decided) -> Sequence[Statement]:

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,12 +214,9 @@ def test_a_missing_journal_closes_without_an_append_and_comes_back(
     scene.open()
     assert scene.detect() is Verdict.JOURNAL_REWOUND
     assert scene.record.stop.stands()
-    for question in (
-        lambda: scene.do(recovery.begin, "a test"),
-        lambda: scene.do(recovery.begin, "a test"),
-    ):
+    for _ in range(2):
         with pytest.raises(Refused, match="stopped, not fenced: do not restore"):
-            question()
+            scene.do(recovery.begin, "a test")
     for question in (lambda: scene.put("case/0", 1), scene.plan, lambda: scene.do(recovery.apply)):
         with pytest.raises(UnrewindError):
             question()
@@ -267,7 +265,6 @@ def test_r10_p2_a_rewound_journal_is_never_taken_for_a_longer_store(
     moved(scene, tmp_path)
     scene.do(recovery.begin, "a test")
     scene.do(recovery.apply)
-    scene.settle_journal = None  # type: ignore[attr-defined]
     scene.close()
     copy = scene.settings.journal_file.read_bytes()
     scene.open()
@@ -406,7 +403,7 @@ def test_a_crash_is_handed_off_by_begin(scene: Scene) -> None:
 
 
 def branched(scene: Scene, tmp_path: Path, mine: int, theirs: int) -> tuple[list, list]:
-    """A snapshot with ``mine`` local-only decisions, and a journal with ``theirs`` at those places."""
+    """A snapshot with ``mine`` local-only decisions; the journal has ``theirs`` in their places."""
     scene.fill(6)
     scene.fill(2, kind="account", entities=1)
     scene.settle()
@@ -452,7 +449,7 @@ def pile_up(scene: Scene, wanted: list) -> None:
         judged = judge([each], View(tip, heads, {}), context)
         from journal.writepath import project
 
-        statements = [
+        statements: list[Any] = [
             tables.fence(marker, judged.tip, marker.journalled),
             *tables.write_decisions(judged.decisions),
             *project(record, judged.decisions),
@@ -460,7 +457,9 @@ def pile_up(scene: Scene, wanted: list) -> None:
         drive(record.store.batch(statements))
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(1, 0), (6, 0), (1, 1), (6, 1), (6, 6), (1, 6), (6, 9)])
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [(1, 0), (6, 0), (1, 1), (6, 1), (6, 6), (1, 6), (6, 9)]
+)
 def test_local_only_decisions_are_undone_in_every_table(
     scene: Scene, tmp_path: Path, mine: int, theirs: int
 ) -> None:
@@ -546,8 +545,10 @@ def test_a_torn_store_whose_marker_is_ahead_of_its_decisions(scene: Scene, tmp_p
 
 def test_a_torn_store_whose_marker_is_behind_its_rows(scene: Scene, tmp_path: Path) -> None:
     before = moved(scene, tmp_path)
-    place = query(scene.settings.journal_file, "SELECT lower(hex(digest)) FROM entries"
-                  " WHERE stream = 'decisions' AND sequence = 10")[0][0]
+    place = query(
+        scene.settings.journal_file,
+        "SELECT lower(hex(digest)) FROM entries WHERE stream = 'decisions' AND sequence = 10",
+    )[0][0]
     scene.close()
     raw(
         scene.settings.store_file,
@@ -683,9 +684,7 @@ def test_a_clean_stop_is_trusted_and_nothing_else_is(scene: Scene, tmp_path: Pat
     scene.detect()
 
 
-def test_p9_tokens_and_decisions_are_refused_without_control(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_p9_tokens_and_decisions_are_refused_without_control(scene: Scene, tmp_path: Path) -> None:
     from journal.tokens import create_token
 
     moved(scene, tmp_path)

@@ -81,10 +81,13 @@ class Site:
     def journal(self) -> Path:
         return self.settings.journal_file
 
-    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def popen(
+        self, *arguments: str, under: Sequence[str] = (), **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a command, perhaps ``under`` another one that watches it."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return subprocess.Popen(
-            [sys.executable, *_COMMAND, *arguments],
+            [*under, sys.executable, *_COMMAND, *arguments],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -92,9 +95,9 @@ class Site:
             **options,
         )
 
-    def run(self, *arguments: str) -> Ran:
+    def run(self, *arguments: str, under: Sequence[str] = ()) -> Ran:
         """Run a command to its end."""
-        with self.popen(*arguments) as process:
+        with self.popen(*arguments, under=under) as process:
             try:
                 out, err = process.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
@@ -106,6 +109,12 @@ class Site:
         """Run a command that has to succeed; what it says as JSON."""
         ran = self.run(*arguments, "--json")
         assert ran.code == 0, ran
+        return ran.json
+
+    def status(self) -> Any:
+        """`unrewind status`, which ends with 1 when the tenant takes no decisions."""
+        ran = self.run("status", "--json")
+        assert ran.code == (0 if ran.json["stage"] == "open" else 1), ran
         return ran.json
 
     def recover(self, reason: str = "a test") -> dict[str, Any]:

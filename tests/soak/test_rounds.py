@@ -127,7 +127,7 @@ class Rounds:
     def _rewind(self, *, interrupted: bool) -> None:
         """Back to a random snapshot, and forward again by the command line."""
         site = self.site
-        status = site.do("status")
+        status = site.status()
         restored = site.do(
             "restore",
             str(self.rng.choice(self.snapshots)),
