@@ -26,9 +26,10 @@ from api.routes_decisions import Receipt, base_of, receipt
 from journal import Acceptance
 from journal.control import Role
 from journal.entry import check_type
+from journal.feed import Feed
 from journal.gate import Ruling
 from journal.log import FlawRow
-from journal.reading import EntityView, Feed, HistoryView
+from journal.reading import EntityView, HistoryView
 
 
 class Operations(Struct):

@@ -67,8 +67,8 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings, listening: socket.socket) -> int:
     journal = Journal(settings)
+    await journal.start()
     try:
-        await journal.start()
         await _first_token(journal)
         await _say_when_closed(journal)
         app = create_app(settings, journal)

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from journal.errors import LockHeld, Recovering, Refused
+from journal.errors import JournalUnavailable, LockHeld, Recovering, Refused
 from journal.sqlite import sync_directory
 
 _FIRST_PAUSE = 0.0005
@@ -41,7 +41,9 @@ class TurnLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises LockHeld with the holder's PID after the timeout."""
+        """Hold the lock. Raises LockHeld with the holder's PID after the timeout,
+        JournalUnavailable when the disk refuses the lock file.
+        """
         if self._depth == 0:
             self._take()
         self._depth += 1
@@ -68,9 +70,9 @@ class TurnLock:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in {errno.EWOULDBLOCK, errno.EINTR}:
-                    raise
+                    raise JournalUnavailable(f"the tenant's lock cannot be had: {error}") from error
             else:
-                os.pwrite(handle, self._pid, 0)
+                self._sign(handle)
                 return
             now = time.monotonic()
             deadline = deadline or now + self._timeout
@@ -83,6 +85,14 @@ class TurnLock:
                 )
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _sign(self, handle: int) -> None:
+        """Leave our PID in the lock. Unsigned it would name whoever held it before us."""
+        try:
+            os.pwrite(handle, self._pid, 0)
+        except OSError as error:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            raise JournalUnavailable(f"the tenant's lock cannot be signed: {error}") from error
 
     def close(self) -> None:
         """Let go of the lock file."""

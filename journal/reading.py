@@ -6,7 +6,6 @@ read from the store and shown when the journal holds what it rests on.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +15,13 @@ from msgspec import Struct
 
 from journal import gate as gates
 from journal.acceptance import DUPLICATE, Acceptance, EntityHead, receipt
-from journal.control import TOKEN, Authority, tip_of
+from journal.control import Authority, tip_of
 from journal.data import EMPTY, after, hash_of
 from journal.detection import Verdict
 from journal.entry import MAX_INTEGER, Entry, check_entity, parse_time
 from journal.errors import (
     Damaged,
     EngineError,
-    HistoryChanged,
     HistoryIncomplete,
     Invalid,
     JournalUnavailable,
@@ -31,14 +29,13 @@ from journal.errors import (
     Recovering,
     UnrewindError,
 )
+from journal.feed import MAX_PAGE, Page, clamp, decode_cursor, encode_cursor
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
 from journal.log import FIRST_FLAW, FlawKey, FlawRow, Log, Row
 from journal.record import Record
 from journal.store import tables
 
-MAX_PAGE = 1000
-DEFAULT_PAGE = 100
 _MAX_REPLAY = 100_000
 _REVISION = re.compile(r"[0-9]{1,15}\Z")
 _NEIGHBOURS = 8
@@ -92,56 +89,6 @@ class HistoryView(Struct, frozen=True):
     revisions: list[Step]
     flaws: list[FlawRow]
     next: int | None
-
-
-class FeedItem(Struct, frozen=True):
-    """An entry as the feed gives it: ``envelope`` is the stored text, ``body`` base64."""
-
-    position: int
-    digest: str
-    envelope: str
-    body: str
-
-
-class Feed(Struct, frozen=True):
-    """A page of the feed and the cursor that continues it."""
-
-    entries: list[FeedItem]
-    next: str
-
-
-class Page(Struct, frozen=True):
-    """A page of anything; ``next`` is null at the end."""
-
-    items: list[Any]
-    next: str | None
-
-
-def clamp(limit: int | None) -> int:
-    """A page size within bounds. Raises Invalid."""
-    if limit is None:
-        return DEFAULT_PAGE
-    if not 1 <= limit <= MAX_PAGE:
-        raise Invalid(f"limit must be from 1 to {MAX_PAGE}", field="limit")
-    return limit
-
-
-def encode_cursor(*parts: Any) -> str:
-    """An opaque cursor."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(parts)).rstrip(b"=").decode()
-
-
-def decode_cursor(text: str, shape: Any) -> Any:
-    """The parts of a cursor. Raises Invalid when it is none of ours."""
-    try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        parts: tuple[Any, ...] = msgspec.json.decode(raw, type=shape)
-    except (ValueError, msgspec.MsgspecError):
-        parts = ()
-    numbers = [part for part in parts if isinstance(part, int)]
-    if not parts or any(not 0 <= number <= MAX_INTEGER for number in numbers):
-        raise Invalid("this cursor was not given by unrewind", field="after")
-    return parts
 
 
 async def _authority(record: Record) -> Authority:
@@ -489,34 +436,3 @@ async def read_gaps(record: Record, after: str | None, limit: int | None) -> Pag
     flaws = await record.journal().flaws(None, key, size + 1)
     page = flaws[:size]
     return Page(page, encode_cursor(*page[-1].key) if len(flaws) > size else None)
-
-
-async def read_feed(record: Record, after: str | None, limit: int | None) -> Feed:
-    """The journal's entries of every order above a cursor, tokens left out.
-
-    Raises HistoryChanged for a cursor of a history that a recovery ended; `resume` continues where
-    the cursor stood when the journal still holds that entry, else from the beginning.
-    """
-    size = clamp(limit)
-    look = await record.look()
-    authority = (await record.current_control(look)).authority
-    position, digest = 0, ""
-    if after is not None:
-        history, position, digest = decode_cursor(after, tuple[str, int, str])
-        stored = await record.journal().at(position) if position else None
-        same = position == 0 or (stored is not None and stored.digest == digest)
-        if history != authority.history or not same:
-            raise HistoryChanged(
-                f"history {history} has ended; {authority.history} is in force",
-                history=authority.history,
-                resume=encode_cursor(authority.history, position, digest) if same else None,
-            )
-    items: list[FeedItem] = []
-    for row in await record.journal().feed(position, size):
-        position, digest = row.position, row.digest
-        if not row.entity.startswith(TOKEN):
-            body = base64.b64encode(row.body).decode()
-            items.append(FeedItem(row.position, row.digest, row.text.decode(), body))
-    return Feed(items, encode_cursor(authority.history, position, digest))
-
-

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from journal import reading
+from journal import feed, reading
 from journal.acceptance import Acceptance, Operation, check_operation
 from journal.control import Control, Role, Stage, Token
 from journal.detection import Finding
@@ -103,7 +103,7 @@ class Journal:
 
     async def entities(
         self, kind: str | None = None, after: str | None = None, limit: int | None = None
-    ) -> reading.Page:
+    ) -> feed.Page:
         """Entities by name."""
         return await self.read(reading.read_entities, kind, after, limit)
 
@@ -117,7 +117,7 @@ class Journal:
         """Whether the revision may have effects now."""
         return await self.read(reading.read_gate, entity, revision)
 
-    async def gaps(self, after: str | None = None, limit: int | None = None) -> reading.Page:
+    async def gaps(self, after: str | None = None, limit: int | None = None) -> feed.Page:
         """Every reason why a history is incomplete."""
         return await self.read(reading.read_gaps, after, limit)
 
@@ -125,13 +125,13 @@ class Journal:
         """What became of an operation."""
         return await self.read(reading.read_operation, operation)
 
-    async def operations(self, after: str | None = None, limit: int | None = None) -> reading.Page:
+    async def operations(self, after: str | None = None, limit: int | None = None) -> feed.Page:
         """Operations in the order in which the journal took them."""
         return await self.read(reading.read_operations, after, limit)
 
-    async def feed(self, after: str | None = None, limit: int | None = None) -> reading.Feed:
+    async def feed(self, after: str | None = None, limit: int | None = None) -> feed.Feed:
         """The journal's entries above a cursor."""
-        return await self.read(reading.read_feed, after, limit)
+        return await self.read(feed.read_feed, after, limit)
 
     async def status(self) -> Status:
         """Where the tenant stands, and whether this process still decides."""

@@ -121,9 +121,13 @@ async def close_tenant(record: Record, finding: Finding) -> None:
     """Stop the tenant for a verdict: the stop file first, then control where it can be written.
 
     Nothing is appended to a journal that was rewound, is another's, or whose control is unreadable.
+    Where the disk refuses both, every turn finds the same again: nothing is decided either way.
     """
-    record.stop.put_up(finding.detail, record.clock.now(), verdict=str(finding.verdict))
     LOGGER.error("closed: %s: %s", finding.verdict, finding.detail)
+    try:
+        record.stop.put_up(finding.detail, record.clock.now(), verdict=str(finding.verdict))
+    except OSError as error:
+        LOGGER.critical("the stop file cannot be written: %s", error)
     if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
         return
     try:

@@ -52,7 +52,7 @@ def test_tour_runs_as_it_is_written(tmp_path: Path) -> None:
     """Token, decision, history, gap, rewind and recovery, each doing what the text says."""
     port = free_port()
     tour = blocks("Five minutes")
-    # Only what would touch the reader's own machine is changed: set-up, port, and place of the data.
+    # Only what would touch the reader's own machine is changed: set-up, port, place of the data.
     changed = "\n".join(tour).replace("make setup\n", "")
     changed = changed.replace(":8420", f":{port}").replace("data/tour", str(tmp_path / "tour"))
     marked = "\n".join(

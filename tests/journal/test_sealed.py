@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from journal import reading
+from journal import feed, reading
 from journal.control import Stage
 from journal.entry import Entry, Outcome
 from journal.errors import (
@@ -366,9 +366,9 @@ def rebuild_store(tenant: Tenant) -> None:
 
 def test_r1_a_feed_cursor_of_an_ended_history_is_refused_and_resumed(scene: Scene) -> None:
     tenant = scene.tenant
-    page = tenant.do(reading.read_feed, None, 7)
+    page = tenant.do(feed.read_feed, None, 7)
     assert [item.position for item in page.entries] == list(range(1, 8))
-    following = tenant.do(reading.read_feed, page.next, 1000)
+    following = tenant.do(feed.read_feed, page.next, 1000)
     assert [item.position for item in following.entries] == list(range(8, 42))
     tenant.start_history(OTHER_HISTORY)
     rebuild_store(tenant)
@@ -378,9 +378,9 @@ def test_r1_a_feed_cursor_of_an_ended_history_is_refused_and_resumed(scene: Scen
         if grown:
             tenant.append(*renewed.chain("contract/c-2", grown))
         with pytest.raises(HistoryChanged) as refused:
-            tenant.do(reading.read_feed, page.next, 10)
+            tenant.do(feed.read_feed, page.next, 10)
         assert refused.value.members["history"] == OTHER_HISTORY
-        resumed = tenant.do(reading.read_feed, refused.value.members["resume"], 1000)
+        resumed = tenant.do(feed.read_feed, refused.value.members["resume"], 1000)
         assert resumed.entries[0].position == 8
 
 
@@ -390,16 +390,16 @@ def test_r10_a_feed_cursor_beyond_a_rewound_journal_is_refused_without_resuming(
     tenant.append(*tenant.caller().chain(ENTITY, 3))
     force = tenant.control().authority
     for position, digest in ((99, "a" * 64), (2, "a" * 64)):
-        cursor = reading.encode_cursor(force.history, position, digest)
+        cursor = feed.encode_cursor(force.history, position, digest)
         with pytest.raises(HistoryChanged) as refused:
-            tenant.do(reading.read_feed, cursor, 10)
+            tenant.do(feed.read_feed, cursor, 10)
         assert refused.value.members["resume"] is None
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "WzFd", "é", reading.encode_cursor("a", "b", "c")])
+@pytest.mark.parametrize("cursor", ["", "x", "WzFd", "é", feed.encode_cursor("a", "b", "c")])
 def test_a_cursor_of_nobodys_is_invalid(tenant: Tenant, cursor: str) -> None:
     with pytest.raises(Invalid):
-        tenant.do(reading.read_feed, cursor, 10)
+        tenant.do(feed.read_feed, cursor, 10)
 
 
 def test_the_feed_leaves_tokens_out(tenant: Tenant) -> None:
@@ -408,9 +408,9 @@ def test_the_feed_leaves_tokens_out(tenant: Tenant) -> None:
 
     tenant.do(create_token, Role.READER, "press")
     tenant.append(tenant.caller().seal(ENTITY))
-    page = tenant.do(reading.read_feed, None, 10)
+    page = tenant.do(feed.read_feed, None, 10)
     assert [item.position for item in page.entries] == [1, 3]
-    assert tenant.do(reading.read_feed, page.next, 10).entries == []
+    assert tenant.do(feed.read_feed, page.next, 10).entries == []
 
 
 @pytest.mark.parametrize("stage", [Stage.CLOSED, Stage.READING])

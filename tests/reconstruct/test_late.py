@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from journal import reading
+from journal import feed, reading
 from journal.errors import Forked, StaleGeneration
 from tests.reconstruct.scenes import Scene
 from tests.support.sealing import Caller
@@ -69,7 +69,7 @@ def test_another_entry_in_the_late_place_is_refused(missing) -> None:
 
 def test_p7_entries_of_the_sealed_history_that_nothing_names_are_stale(missing) -> None:
     scene, caller, entries = missing
-    count = len(scene.do(reading.read_feed, None, 1000).entries)
+    count = len(scene.do(feed.read_feed, None, 1000).entries)
     with pytest.raises(StaleGeneration) as refused:
         scene.append(entries[42])
     force = scene.control().authority
@@ -78,7 +78,7 @@ def test_p7_entries_of_the_sealed_history_that_nothing_names_are_stale(missing) 
         scene.append(caller.draft("contract/new"))
     with pytest.raises(StaleGeneration):
         scene.append(Caller(force.history, force.generation - 1).draft("contract/new"))
-    assert len(scene.do(reading.read_feed, None, 1000).entries) == count
+    assert len(scene.do(feed.read_feed, None, 1000).entries) == count
     # Sealed anew, under the same operation, it is taken.
     scene.append(entries[40])
     caller.history, caller.generation = force.history, force.generation

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from journal import reading
+from journal import feed, reading
 from journal.detection import Verdict
 from journal.errors import HistoryChanged, Recovering, Refused
 from journal.record import Record
@@ -75,8 +75,8 @@ def test_p8_a_closed_tenant_answers_from_the_journal_alone(rewound: Scene) -> No
     assert rewound.do(reading.read_gaps, None, None).items == []
     wanted, first = list(rewound.told.values())[-1]
     assert rewound.do(reading.read_operation, wanted.operation).digest == first.digest
-    feed = rewound.do(reading.read_feed, None, 1000)
-    assert len(feed.entries) == len(rewound.told) + 2  # founding, closing
+    page = rewound.do(feed.read_feed, None, 1000)
+    assert len(page.entries) == len(rewound.told) + 2  # founding, closing
     assert rewound.do(reading.read_gate, "document/1", None).gate == "held"
     assert len(rewound.do(reading.read_operations, None, 1000).items) == len(rewound.told)
 
@@ -143,17 +143,17 @@ def test_p11_applied_twice_it_ends_in_the_same_state(rewound: Scene) -> None:
 
 
 def test_r1_a_cursor_from_before_a_recovery_names_the_new_history(rewound: Scene) -> None:
-    cursor = rewound.do(reading.read_feed, None, 5).next
-    end = rewound.do(reading.read_feed, None, 1000).next
+    cursor = rewound.do(feed.read_feed, None, 5).next
+    end = rewound.do(feed.read_feed, None, 1000).next
     applied = rewound.recover()
-    position = len(rewound.do(reading.read_feed, None, 1000).entries)
+    position = len(rewound.do(feed.read_feed, None, 1000).entries)
     rewound.fill(position)  # the new history grows past every old position
-    seen = [entry.digest for entry in rewound.do(reading.read_feed, None, 1000).entries]
+    seen = [entry.digest for entry in rewound.do(feed.read_feed, None, 1000).entries]
     for old, read in ((cursor, 5), (end, None)):
         with pytest.raises(HistoryChanged) as refused:
-            rewound.do(reading.read_feed, old, 100)
+            rewound.do(feed.read_feed, old, 100)
         assert refused.value.members["history"] == applied.history
-        rest = rewound.do(reading.read_feed, refused.value.members["resume"], 1000)
+        rest = rewound.do(feed.read_feed, refused.value.members["resume"], 1000)
         if read is not None:
             assert [entry.digest for entry in rest.entries] == seen[read:]
 

@@ -633,6 +633,10 @@ def test_a_torn_store_under_a_live_companion_is_not_laundered_by_begin(
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     # The record stays open, as a hung server would; the rescuer is another one.
     rescuer = Scene(scene.settings)
+    recovery.stop(scene.settings, "a test")
+    for step in (lambda: rescuer.do(recovery.begin, "a test"), rescuer.plan):
+        step()
+        rescuer.reopen()
     rescuer.recover()
     rescuer.close()
     assert scene.digest() == before
