@@ -140,7 +140,7 @@ class Importer:
         if len(made.body) > limit:
             return Invalid(f"the body has {len(made.body)} bytes, {limit} are allowed")
         try:
-            check_operation(made, self._record.lifecycles)
+            check_operation(made, self._record.lifecycles, self._record.settings.max_body)
         except Invalid as error:
             return error
         except UnicodeError:

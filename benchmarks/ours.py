@@ -204,9 +204,7 @@ def _settings(data: Path) -> Settings:
 
 
 def _operation(decision: Decision) -> Operation:
-    return Operation(
-        decision.operation, decision.entity, decision.action, decision.body, JSON_TYPE
-    )
+    return Operation(decision.operation, decision.entity, decision.action, decision.body, JSON_TYPE)
 
 
 def _require_accepted(answers: Sequence[Answer]) -> None:

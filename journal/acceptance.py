@@ -123,12 +123,13 @@ class View(Struct, frozen=True):
     """Journalled state that a batch is judged against. ``known`` is keyed by operation ID.
 
     A known operation whose entry cannot be read stands there as the error that says so.
+    ``incomplete`` gives the durable boundary of each entity whose history is incomplete.
     """
 
     tip: Place
     heads: Mapping[str, EntityHead]
     known: Mapping[str, Entry | UnrewindError]
-    incomplete: frozenset[str] = frozenset()
+    incomplete: Mapping[str, int] = {}
 
 
 class Judged(Struct, frozen=True):
@@ -139,8 +140,12 @@ class Judged(Struct, frozen=True):
     tip: Place
 
 
-def check_operation(operation: Operation, lifecycles: Mapping[str, Lifecycle]) -> None:
+def check_operation(
+    operation: Operation, lifecycles: Mapping[str, Lifecycle], max_body: int
+) -> None:
     """Refuse what could never become a decision, before it waits in a batch. Raises Invalid."""
+    if len(operation.body) > max_body:
+        raise Invalid(f"a body may have at most {max_body} bytes", field="body", limit=max_body)
     check_name("operation", operation.operation, MAX_OPERATION)
     check_entity(operation.entity)
     lifecycle = lifecycle_of(lifecycles, operation.entity)
@@ -220,6 +225,7 @@ def judge(operations: Sequence[Operation], view: View, context: Context) -> Judg
             if isinstance(earlier, UnrewindError):
                 raise earlier
             if earlier is not None:
+                _check_durable(earlier.envelope, view.incomplete)
                 answers.append(repeat(operation, earlier))
                 continue
             if operation.entity in view.incomplete:
@@ -235,6 +241,18 @@ def judge(operations: Sequence[Operation], view: View, context: Context) -> Judg
         decisions.append(decision)
         answers.append(receipt(entry, ACCEPTED))
     return Judged(tuple(decisions), tuple(answers), tip)
+
+
+def _check_durable(envelope: Envelope, incomplete: Mapping[str, int]) -> None:
+    """A decision beyond its entity's boundary is acknowledged to nobody, a repeat included (P5)."""
+    through = incomplete.get(envelope.entity)
+    if through is not None and envelope.revision > through:
+        raise HistoryIncomplete(
+            f"{envelope.entity} revision {envelope.revision} is in the journal, but its history is "
+            f"continuous through revision {through} only",
+            entity=envelope.entity,
+            durable_through=through,
+        )
 
 
 def head_after(decision: Decision) -> EntityHead:
@@ -281,9 +299,7 @@ def _decide(
         lifecycle=lifecycle.version,
         operation=operation.operation,
         outcome=Outcome(hash_of(data), state),
-        predecessor=None
-        if head is None
-        else Predecessor(head.digest, head.history, head.revision),
+        predecessor=None if head is None else Predecessor(head.digest, head.history, head.revision),
         principal=operation.principal,
         recorded=context.recorded,
         releases=(),

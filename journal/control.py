@@ -129,9 +129,7 @@ class Control(Struct, frozen=True):
 def tip_of(authority: Authority, last: Place | None) -> Place:
     """Where the next decision goes: after the last one, or at the start of a new history."""
     if last is None or last.history != authority.history:
-        return Place(
-            authority.history, authority.generation, authority.first - 1, authority.digest
-        )
+        return Place(authority.history, authority.generation, authority.first - 1, authority.digest)
     return Place(last.history, authority.generation, last.sequence, last.digest)
 
 

@@ -7,6 +7,7 @@ complaint and shows the newest marker over stale rows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
@@ -179,7 +180,7 @@ def _difference(entity: str, row: EntityHead | None, head: JournalHead | None) -
 
 
 async def differing_heads(
-    store: Store, log: Log, flawed: frozenset[str], limit: int = _MAX_NAMED
+    store: Store, log: Log, flawed: Collection[str], limit: int = _MAX_NAMED
 ) -> list[Difference]:
     """Entities, in the order of their names, whose head or data hash differs; at most ``limit``.
 
@@ -196,9 +197,7 @@ async def differing_heads(
         for entity in sorted({*rows, *journal}):
             row, head = rows.get(entity), journal.get(entity)
             if entity not in flawed and _differs(row, head):
-                found.append(
-                    _difference(entity, row, head)
-                )
+                found.append(_difference(entity, row, head))
                 if len(found) >= limit:
                     return found
         if last is None:
@@ -236,9 +235,7 @@ _ROW_RULES = ("NULL value in", "CHECK constraint failed in")
 """What quick_check says of rows that break a rule: the application's affair, no torn file."""
 
 
-async def still_differing(
-    store: Store, log: Log, suspects: list[Difference]
-) -> list[Difference]:
+async def still_differing(store: Store, log: Log, suspects: list[Difference]) -> list[Difference]:
     """Those of the suspects that differ now; call it under the turn lock."""
     found: list[Difference] = []
     for start in range(0, len(suspects), _PAGE):

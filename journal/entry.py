@@ -133,14 +133,24 @@ def read(text: bytes, body: bytes) -> Entry:
 
     Unknown fields of a later version stay in ``text`` and under the digest. Raises Invalid.
     """
-    try:
-        envelope = _decode(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        envelope = _read_later(text, str(error))
+    envelope = read_envelope(text)
+    check_body(envelope, body)
+    return Entry(envelope, text, body, sha256(b"\0" + text).hexdigest())
+
+
+def check_body(envelope: Envelope, body: bytes) -> None:
+    """Refuse a body that is not the one that the envelope names. Raises Invalid."""
     wanted = envelope.body
     if len(body) != wanted.size or sha256(body).hexdigest() != wanted.sha256:
         raise Invalid("the body is not the one that the envelope names")
-    return Entry(envelope, text, body, sha256(b"\0" + text).hexdigest())
+
+
+def read_envelope(text: bytes) -> Envelope:
+    """Read stored bytes as an envelope alone, without its body. Raises Invalid."""
+    try:
+        return _decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return _read_later(text, str(error))
 
 
 def _read_later(text: bytes, fault: str) -> Envelope:

@@ -8,9 +8,31 @@ from pathlib import Path
 from journal.errors import Refused
 
 NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "9p", "ceph", "glusterfs",
-     "lustre", "gpfs", "beegfs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.s3fs", "fuse.glusterfs",
-     "fuse.rclone", "fuse.davfs", "davfs", "webdav"}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "afs",
+        "9p",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ocfs2",
+        "gfs2",
+        "fuse.sshfs",
+        "fuse.s3fs",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.davfs",
+        "davfs",
+        "webdav",
+    }
 )
 _MOUNTS = Path("/proc/self/mountinfo")
 

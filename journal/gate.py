@@ -62,8 +62,7 @@ def rule(
         )
     elif wanted < standing.durable_through:
         reasons.append(
-            f"superseded: revision {standing.durable_through} is the newest, "
-            f"state {standing.state}"
+            f"superseded: revision {standing.durable_through} is the newest, state {standing.state}"
         )
     if standing.state in lifecycle.withdrawn and wanted <= standing.durable_through:
         reasons.append(f"{standing.state}: the entity is {standing.state}")

@@ -35,9 +35,7 @@ MAX_ENTRIES = 1000
 _ATTEMPTS = 3
 
 
-async def append_sealed(
-    record: Record, items: Sequence[tuple[bytes, bytes]]
-) -> list[SealedAnswer]:
+async def append_sealed(record: Record, items: Sequence[tuple[bytes, bytes]]) -> list[SealedAnswer]:
     """Append (envelope, body) pairs in order; where each one's entity stands then.
 
     Nothing is acknowledged by this alone: an entry counts once ``durable_through`` has reached its
@@ -66,9 +64,7 @@ async def append_sealed(
     raise JournalUnavailable("the journal keeps moving")
 
 
-async def _append(
-    record: Record, ready: Ready, entries: Sequence[Entry]
-) -> list[SealedAnswer]:
+async def _append(record: Record, ready: Ready, entries: Sequence[Entry]) -> list[SealedAnswer]:
     try:
         around = await _surroundings(record, ready, entries)
         ruling = judge_sealed(entries, around)
@@ -95,9 +91,7 @@ def _append_of(ruling: SealedRuling) -> Append:
     )
 
 
-async def _surroundings(
-    record: Record, ready: Ready, entries: Sequence[Entry]
-) -> Surroundings:
+async def _surroundings(record: Record, ready: Ready, entries: Sequence[Entry]) -> Surroundings:
     log = record.journal()
     by_entity: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -135,15 +129,15 @@ async def _around(log: Log, entity: str, entries: Sequence[Entry]) -> Around:
         if entry.envelope.revision <= chain.boundary.revision + 1
     ]
     for first, last in wanted:
-        for row in await log.history(entity, first, last, 2 * MAX_AHEAD):
+        for row in await log.links(entity, first, last, 2 * MAX_AHEAD):
             rows[row.position] = row
     held = []
     for row in rows.values():
         try:
-            entry = row.entry()
+            envelope = row.envelope()
         except Invalid as error:
             raise _damaged(entity, row.revision, error) from None
-        held.append(Held(link_of(entry.envelope, entry.digest), entry.envelope.outcome.state))
+        held.append(Held(link_of(envelope, row.digest), envelope.outcome.state))
     rivals = [
         link_of(rival.entry.envelope, rival.entry.digest) for rival in await log.rivals(entity)
     ]

@@ -115,7 +115,7 @@ def _undeclared(entity: str) -> NoReturn:
         f'[lifecycle.{kind}]\nkind = "free"\n'
         f"or list its transitions in [lifecycle.{kind}.actions.…]",
         field="entity",
-        type=kind,
+        entity_type=kind,
     )
 
 

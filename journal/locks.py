@@ -41,8 +41,10 @@ class TurnLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises LockHeld with the holder's PID after the timeout,
-        JournalUnavailable when the disk refuses the lock file.
+        """Hold the lock.
+
+        Raises LockHeld with the holder's PID after the timeout, JournalUnavailable when the disk
+        refuses the lock file.
         """
         if self._depth == 0:
             self._take()

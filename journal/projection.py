@@ -89,6 +89,17 @@ def statements_of(projection: Projection, decision: Decision) -> list[Projected]
         ) from error
 
 
+def clearing(projection: Projection, entity: str) -> list[Projected]:
+    """What removes an entity's rows. Raises ConstraintFailed, whatever `clear` raised."""
+    try:
+        return [_written(found) for found in projection.clear(entity)]
+    except Exception as error:
+        name = type(projection).__name__
+        raise ConstraintFailed(
+            f"{name}.clear: {type(error).__name__}: {error}", projection=True
+        ) from error
+
+
 def _written(found: object) -> Projected:
     if not isinstance(found, Statement):
         raise TypeError(f"it gave a {type(found).__name__}, not a journal.Statement")

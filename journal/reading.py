@@ -32,7 +32,7 @@ from journal.errors import (
 from journal.feed import MAX_PAGE, Page, clamp, decode_cursor, encode_cursor
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
-from journal.log import FIRST_FLAW, FlawKey, FlawRow, Log, Row
+from journal.log import FIRST_FLAW, PAGE_BYTES, FlawKey, FlawRow, Log, Row
 from journal.record import Record
 from journal.store import tables
 
@@ -128,7 +128,7 @@ async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
         later = tip_of(record.control.authority, (await record.look()).last)
         if newest > later.sequence:
             raise Pending
-    flawed = await record.journal().flawed() if before.flawed else frozenset[str]()
+    flawed = await record.journal().flawed() if before.flawed else {}
     for head in heads.values():
         if head.entity not in flawed:
             await _vouch(record.journal(), head, tip.sequence)
@@ -218,9 +218,7 @@ async def _caller_entity(record: Record, entity: str) -> EntityView:
     )
 
 
-async def _entity_at(
-    record: Record, entity: str, lifecycle: Lifecycle, at: str
-) -> EntityView:
+async def _entity_at(record: Record, entity: str, lifecycle: Lifecycle, at: str) -> EntityView:
     await check_readable(record)
     boundary = (await standing(record, entity, lifecycle)).durable_through
     last, until = boundary, None
@@ -333,9 +331,7 @@ async def read_gate(record: Record, entity: str, revision: int | None) -> gates.
     return gates.rule(known, entity, revision, lifecycle, reason)
 
 
-async def read_history(
-    record: Record, entity: str, first: int, limit: int | None
-) -> HistoryView:
+async def read_history(record: Record, entity: str, first: int, limit: int | None) -> HistoryView:
     """An entity's chain with its gaps marked, in any stage. Raises NotFound."""
     size = clamp(limit)
     check_entity(entity)
@@ -344,7 +340,10 @@ async def read_history(
     rows = await _rows(record, entity, first, MAX_INTEGER, size + 1)
     flaws = await _flaws(record, entity)
     steps = [_step(row, flaws) for row in rows[:size]]
-    more = rows[size].revision if len(rows) > size else None
+    following = rows[size:] or (
+        await _rows(record, entity, rows[-1].revision + 1, MAX_INTEGER, 1) if rows else []
+    )
+    more = following[0].revision if following else None
     return HistoryView(entity, known.durable_through, known.complete, steps, flaws, more)
 
 
@@ -353,13 +352,23 @@ def _step(row: Row, flaws: Sequence[FlawRow]) -> Step:
         envelope = row.entry().envelope
     except Invalid:
         return Step(
-            revision=row.revision, action="", state="", operation=row.operation, version=None,
-            actor=None, principal=None, at="", recorded="", history=row.history, generation=0,
-            sequence=row.sequence, digest=row.digest, predecessor=None, flaw=Flaw.MISMATCH,
+            revision=row.revision,
+            action="",
+            state="",
+            operation=row.operation,
+            version=None,
+            actor=None,
+            principal=None,
+            at="",
+            recorded="",
+            history=row.history,
+            generation=0,
+            sequence=row.sequence,
+            digest=row.digest,
+            predecessor=None,
+            flaw=Flaw.MISMATCH,
         )
-    flaw = next(
-        (flaw.flaw for flaw in flaws if flaw.first <= row.revision <= flaw.last), None
-    )
+    flaw = next((flaw.flaw for flaw in flaws if flaw.first <= row.revision <= flaw.last), None)
     return Step(
         revision=envelope.revision,
         action=envelope.action,
@@ -417,16 +426,35 @@ async def read_entities(
     size = clamp(limit)
     name = "" if after is None else decode_cursor(after, tuple[str])[0]
     flawed = await record.journal().flawed()
-    heads = await read_heads(record, tables.list_entities(kind, name, size + 1))
+    await check_readable(record)
+    if record.store is None:
+        raise Recovering("the store is missing or unreadable")
+    listed = (await record.store.read([tables.list_entities(kind, name, size + 1)]))[0]
+    heads = await read_heads(record, tables.read_heads(_that_fit(listed)))
     views = {
         head.entity: _view(head, await _flaws(record, head.entity) if head.entity in flawed else ())
         for head in heads.values()
     }
     for chain in await record.journal().chains(kind, name, size + 1):
         views[chain.entity] = await _caller_entity(record, chain.entity)
-    names = sorted(views)
+    # Names beyond the last head that fits wait for the next page, caller-owned ones too.
+    last = max(heads) if len(heads) < len(listed) else None
+    names = [entity for entity in sorted(views) if last is None or entity <= last]
     page = [views[entity] for entity in names[:size]]
-    return Page(page, encode_cursor(page[-1].entity) if len(names) > size else None)
+    more = last is not None or len(names) > size
+    return Page(page, encode_cursor(page[-1].entity) if more else None)
+
+
+def _that_fit(listed: Sequence[tuple[str, int]]) -> list[str]:
+    """The first names whose data together stay within PAGE_BYTES; at least one."""
+    names: list[str] = []
+    total = 0
+    for entity, size in listed:
+        total += size
+        if names and total > PAGE_BYTES:
+            break
+        names.append(entity)
+    return names
 
 
 async def read_gaps(record: Record, after: str | None, limit: int | None) -> Page:

@@ -176,9 +176,7 @@ class Record:
         control = await self.read_control()
         first = control.histories[0]
         place = beginning(first.history, first.generation, first.first, GENESIS)
-        marker = Marker(
-            tables.FORMAT, control.tenant, control.instance, place, journalled=0
-        )
+        marker = Marker(tables.FORMAT, control.tenant, control.instance, place, journalled=0)
         with _whole_or_absent(self.settings.store_file) as aside:
             founded = SqliteStore(aside, create=True)
             try:

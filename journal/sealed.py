@@ -293,8 +293,7 @@ def _check_authority(entity: _Working, entry: Entry, around: Surroundings) -> No
         return
     known = any(record.history == envelope.history for record in around.histories)
     named = any(
-        successor.link.predecessor is not None
-        and successor.link.predecessor.digest == entry.digest
+        successor.link.predecessor is not None and successor.link.predecessor.digest == entry.digest
         for successor in entity.at(envelope.revision + 1)
     )
     if not (known and named):
@@ -357,8 +356,10 @@ def describe(entity: str, found: Break) -> str:
     """A flaw in a sentence."""
     if found.flaw is Flaw.GAP:
         many = found.last > found.first
-        what = f"revisions {found.first} to {found.last} are" if many else (
-            f"revision {found.first} is"
+        what = (
+            f"revisions {found.first} to {found.last} are"
+            if many
+            else (f"revision {found.first} is")
         )
         return f"{entity}: {what} missing"
     if found.flaw is Flaw.FORK:

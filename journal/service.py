@@ -67,7 +67,7 @@ class Journal:
         Recovering, JournalUnavailable or Overloaded when it is worth repeating with the same
         operation ID, whose fate is then told.
         """
-        check_operation(operation, self.settings.lifecycles)
+        check_operation(operation, self.settings.lifecycles, self.settings.max_body)
         answer = (await self._writer.submit([operation]))[0]
         if isinstance(answer, UnrewindError):
             raise answer
@@ -81,7 +81,7 @@ class Journal:
         fit: list[int] = []
         for number, operation in enumerate(operations):
             try:
-                check_operation(operation, self.settings.lifecycles)
+                check_operation(operation, self.settings.lifecycles, self.settings.max_body)
                 fit.append(number)
             except Invalid as error:
                 answers[number] = error
@@ -156,8 +156,11 @@ class Journal:
         return authenticate(await self._look_at_control(), presented)
 
     async def _look_at_control(self) -> Control:
-        self._control = None
-        self._control = await self.read(_current_control)
+        try:
+            self._control = await self.read(_current_control)
+        except UnrewindError:
+            self._control = None
+            raise
         return self._control
 
     async def create_token(self, role: Role, name: str, principal: str | None = None) -> str:
@@ -280,4 +283,3 @@ async def open_journal(settings: Settings) -> AsyncIterator[Journal]:
         yield journal
     finally:
         await journal.stop()
-

@@ -79,9 +79,7 @@ def stamp_of(path: Path) -> Stamp | None:
         found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and called in each batch
     except OSError:
         return None
-    return Stamp(
-        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    )
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def in_memory() -> sqlite3.Connection:
@@ -115,9 +113,7 @@ class Database:
     Raises Unreachable, Damaged or DiskFailed.
     """
 
-    def __init__(
-        self, path: Path, *, schema: str | None = None, read_only: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, schema: str | None = None, read_only: bool = False) -> None:
         self.path = path
         self.read_only = read_only
         created = not path.exists()

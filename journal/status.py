@@ -11,11 +11,8 @@ from journal.detection import Verdict
 from journal.errors import EngineError, FileChanged, JournalUnavailable
 from journal.filesystem import same_device
 from journal.lifecycle import Owner
-from journal.log import FIRST_FLAW
 from journal.record import Record
 from journal.store import tables
-
-_COUNTED = 100_000
 
 
 class Status(Struct, frozen=True):
@@ -111,7 +108,7 @@ async def _count_entities(record: Record) -> int | None:
 async def _count_gaps(record: Record) -> int:
     if record.log is None:
         return 0
-    return len(await record.log.flaws(None, FIRST_FLAW, _COUNTED))
+    return await record.log.count_flaws()
 
 
 def failure_scope(record: Record) -> list[str]:
@@ -125,9 +122,7 @@ def failure_scope(record: Record) -> list[str]:
         "no witness: store and journal rolled back to the same moment would not be noticed"
     )
     callers = sorted(
-        kind
-        for kind, lifecycle in record.lifecycles.items()
-        if lifecycle.owner is Owner.CALLER
+        kind for kind, lifecycle in record.lifecycles.items() if lifecycle.owner is Owner.CALLER
     )
     if callers:
         scope.append(

@@ -40,9 +40,7 @@ def authenticate(control: Control, presented: str) -> Token | None:
     return token if token is not None and same and not token.revoked else None
 
 
-async def create_token(
-    record: Record, role: Role, name: str, principal: str | None = None
-) -> str:
+async def create_token(record: Record, role: Role, name: str, principal: str | None = None) -> str:
     """Create a token and return it; only its hash is kept. Works in any stage.
 
     Raises Refused when the journal was rewound, LockHeld, or JournalUnavailable.

@@ -121,9 +121,7 @@ async def make_ready(record: Record) -> Ready:
     return Ready(seen.look, record.control, record.store, seen.marker, tip)
 
 
-async def _decide(
-    record: Record, ready: Ready, operations: Sequence[Operation]
-) -> list[Answer]:
+async def _decide(record: Record, ready: Ready, operations: Sequence[Operation]) -> list[Answer]:
     if not operations:
         return []
     view = await _view(record, ready, operations)
@@ -134,9 +132,7 @@ async def _decide(
             await _commit(record, ready, judged)
         except ConstraintFailed as error:
             return await _in_halves(record, operations, judged, error)
-        await journal_entries(
-            record, [decision.entry for decision in judged.decisions], ready.look
-        )
+        await journal_entries(record, [decision.entry for decision in judged.decisions], ready.look)
     return list(judged.answers)
 
 
@@ -144,7 +140,7 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
     log = record.journal()
     with _journal_errors():
         rows = await log.operations([operation.operation for operation in operations])
-        flawed = await log.flawed() if ready.look.flawed else frozenset[str]()
+        flawed = await log.flawed() if ready.look.flawed else {}
     statement = tables.read_heads({operation.entity for operation in operations})
     try:
         heads = tables.heads_of((await ready.store.read([statement]))[0])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from journal.acceptance import Operation
-from journal.errors import Overloaded, UnrewindError
+from journal.errors import JournalUnavailable, Overloaded, UnrewindError
 from journal.record import Record
 from journal.worker import Worker, drive
 from journal.writepath import Answer, turn
@@ -47,9 +47,7 @@ class Writer:
         if self._closed:
             raise Overloaded("the service is stopping")
         if self._count + len(operations) > settings.max_waiting and self._count:
-            raise Overloaded(
-                f"{self._count} operations wait already", waiting=self._count
-            )
+            raise Overloaded(f"{self._count} operations wait already", waiting=self._count)
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(operations, answer))
         self._count += len(operations)
@@ -72,7 +70,12 @@ class Writer:
             taken.append(self._waiting.popleft())
             operations.extend(group)
         self._count -= len(operations)
-        self._busy = self._worker.submit(lambda: drive(turn(self._record, operations)))
+        try:
+            self._busy = self._worker.submit(lambda: drive(turn(self._record, operations)))
+        except RuntimeError as error:
+            for waiting in taken:
+                waiting.answer.set_exception(JournalUnavailable(f"the writer ended: {error}"))
+            return
         self._busy.add_done_callback(lambda done: self._finish(done, taken))
 
     def _finish(self, done: asyncio.Future[list[Answer]], taken: Sequence[_Waiting]) -> None:

@@ -6,13 +6,14 @@ leaves a place from which the next ``apply`` goes on (P11).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from journal.acceptance import Decision, Place, beginning, head_after
+from journal.acceptance import Decision, Place, beginning
 from journal.errors import ConstraintFailed, DiskFailed, Refused
 from journal.history import Flaw
 from journal.lifecycle import Owner
 from journal.log import Row
+from journal.projection import clearing
 from journal.record import Record
 from journal.sql import Rows, Statement
 from journal.standing import LOGGER, poison
@@ -86,7 +87,7 @@ def _clear(record: Record, entities: Sequence[str]) -> list[Statement]:
     for entity in entities:
         projection = record.projections.get(entity.partition("/")[0])
         if projection is not None:
-            statements += projection.clear(entity)
+            statements += clearing(projection, entity)
     return statements
 
 
@@ -108,7 +109,7 @@ async def walk(
         with record.lock.held():
             statement = tables.read_heads({row.entity for row in rows} - rebuild)
             replay.load(tables.heads_of((await the_store(record).read([statement]))[0]))
-            await _replay_page(record, rows, rebuild, replay)
+            await _replay_page(record, rows, rebuild, replay, _keep)
         replay.forget()
         after = rows[-1].sequence or after
         done += len(rows)
@@ -116,14 +117,17 @@ async def walk(
     return done
 
 
+Keep = Callable[[Record, Sequence[Row], Sequence[Decision]], Awaitable[None]]
+
+
 async def _replay_page(
-    record: Record, rows: Sequence[Row], rebuild: set[str], replay: Replay
+    record: Record, rows: Sequence[Row], left_out: Collection[str], replay: Replay, keep: Keep
 ) -> None:
     """Commit a page; when a projection fails in it, decision by decision: one entity stops."""
     before = replay.copy()
-    decisions = replay.run(row for row in rows if row.entity not in rebuild)
+    decisions = replay.run(row for row in rows if row.entity not in left_out)
     try:
-        await _keep(record, rows, decisions)
+        await keep(record, rows, decisions)
     except ProjectionFailed as error:
         LOGGER.warning("replaying a page decision by decision: %s", error)
     else:
@@ -131,13 +135,13 @@ async def _replay_page(
     replay.become(before)
     for row in rows:
         previous = replay.heads.get(row.entity)
-        single = [] if row.entity in rebuild else replay.run([row])
+        single = [] if row.entity in left_out else replay.run([row])
         try:
-            await _keep(record, [row], single)
+            await keep(record, [row], single)
         except ProjectionFailed as error:
             replay.put_back(row.entity, previous)
             replay.stop(row.entity, Flaw.PROJECTION, row.revision, _refused(row, error))
-            await _keep(record, [row], [])
+            await keep(record, [row], [])
 
 
 class ProjectionFailed(Exception):
@@ -172,7 +176,7 @@ def _refused(row: Row, error: Exception) -> str:
 
 
 async def rebuild_entity(record: Record, entity: str, replay: Replay) -> None:
-    """Replay an entity from its first revision: in one batch, or as far as its projection goes."""
+    """Replay a managed entity from its first revision, in one batch."""
     rows: list[Row] = []
     first = 1
     log = record.journal()
@@ -184,30 +188,37 @@ async def rebuild_entity(record: Record, entity: str, replay: Replay) -> None:
         decisions = replay.run(rows)
         marker = await the_marker(record)
         fence = tables.fence(marker, marker.place, marker.journalled)
-        start = [fence, tables.delete_heads([entity]), *_clear(record, [entity])]
-        try:
-            await _project(record, [*start, *tables.write_heads(decisions)], decisions)
-        except ProjectionFailed as error:
-            LOGGER.warning("rebuilding %s decision by decision: %s", entity, error)
-            await commit(record, start)
-            await _as_far_as_it_goes(record, fence, rows, decisions, replay)
+        await commit(record, [fence, tables.delete_heads([entity]), *tables.write_heads(decisions)])
         replay.put_back(entity, None)
 
 
-async def _as_far_as_it_goes(
-    record: Record,
-    fence: Statement,
-    rows: Sequence[Row],
-    decisions: Sequence[Decision],
-    replay: Replay,
+async def rebuild_together(
+    record: Record, entities: Collection[str], replay: Replay, progress: Progress = silent
 ) -> None:
-    entity = rows[0].entity
-    replay.put_back(entity, None)
-    for number, (row, decision) in enumerate(zip(rows, decisions, strict=False)):
-        try:
-            await _project(record, [fence, *tables.write_heads([decision])], [decision])
-        except ProjectionFailed as error:
-            held = len(rows) - number
-            replay.stop(entity, Flaw.PROJECTION, row.revision, _refused(row, error), held)
-            return
-        replay.put_back(entity, head_after(decision))
+    """Replay embedded entities from their first revisions, all in sequence order.
+
+    Constraints of the application reach across entities: a title that one gave up and another took
+    can only be replayed in the order in which that happened. Their rows are gone already
+    (``undo``), and stay so until this ends.
+    """
+    log = record.journal()
+    after = done = 0
+    while rows := await log.decisions(after, PAGE):
+        after = rows[-1].sequence or after
+        wanted = [row for row in rows if row.entity in entities]
+        done += len(wanted)
+        if not wanted:
+            continue
+        with record.lock.held():
+            statement = tables.read_heads({row.entity for row in wanted})
+            replay.load(tables.heads_of((await the_store(record).read([statement]))[0]))
+            await _replay_page(record, wanted, (), replay, _rewrite)
+        replay.forget()
+        progress(done, done, "replayed anew")
+
+
+async def _rewrite(record: Record, _: Sequence[Row], decisions: Sequence[Decision]) -> None:
+    """The rows that decisions lead to, where their bytes stand already and the marker stays."""
+    marker = await the_marker(record)
+    fence = tables.fence(marker, marker.place, marker.journalled)
+    await _project(record, [fence, *tables.write_heads(decisions)], decisions)

@@ -199,7 +199,7 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     undone = {decision.entity for decision in base.local_only}
     faulty = await find_faulty(log)
     again = set() if fresh else {flaw.entity for flaw in faulty}
-    rebuild = sorted({*stale, *undone, *again})
+    rebuild = await _with_their_kind(record, log, {*stale, *undone, *again})
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
     for entity in rebuild:
         await _rehearse_rebuild(log, entity, replay)
@@ -228,9 +228,24 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     return Survey(msgspec.structs.replace(plan, plan=identity), base, faulty)
 
 
-async def _compare(
-    record: Record, control: Control, seen: Seen
-) -> tuple[Base, list[str], bool]:
+def is_embedded(record: Record, entity: str) -> bool:
+    """Whether the application's own tables hold rows of the entity."""
+    return entity.partition("/")[0] in record.projections
+
+
+async def _with_their_kind(record: Record, log: Log, entities: set[str]) -> list[str]:
+    """These entities, and for an embedded one all of its type: they are rebuilt together."""
+    kinds = {entity.partition("/")[0] for entity in entities if is_embedded(record, entity)}
+    for kind in kinds:
+        after: str | None = f"{kind}/"
+        while after is not None and after < f"{kind}0":
+            page = await log.heads(after, PAGE)
+            entities |= {head.entity for head in page.heads if head.entity < f"{kind}0"}
+            after = page.end
+    return sorted(entities)
+
+
+async def _compare(record: Record, control: Control, seen: Seen) -> tuple[Base, list[str], bool]:
     """The base, entities whose rows are not the journal's, and whether to build a new store."""
     marker = seen.marker
     if record.store is None or marker is None:
@@ -314,5 +329,3 @@ def describe(plan: Plan) -> list[str]:
         for item in plan.incomplete
     ]
     return lines
-
-

@@ -30,9 +30,16 @@ from journal.sqlite import stamp_of
 from journal.standing import LOGGER, change_control, compare_heads, examine
 from journal.store import tables
 from journal.writepath import hand_off
-from reconstruct.applying import commit, rebuild_entity, the_marker, undo, walk
+from reconstruct.applying import (
+    commit,
+    rebuild_entity,
+    rebuild_together,
+    the_marker,
+    undo,
+    walk,
+)
 from reconstruct.evidence import Evidence, capture
-from reconstruct.planning import Plan, Progress, Survey, silent, survey
+from reconstruct.planning import Plan, Progress, Survey, is_embedded, silent, survey
 from reconstruct.replay import Replay
 from reconstruct.snapshots import move_aside
 
@@ -223,9 +230,13 @@ async def apply(
         replayed = await walk(
             record, found.base.common, set(rebuild), replay, progress, found.plan.missing
         )
+        embedded = {entity for entity in rebuild if is_embedded(record, entity)}
         for number, entity in enumerate(rebuild, 1):
-            await rebuild_entity(record, entity, replay)
+            if entity not in embedded:
+                await rebuild_entity(record, entity, replay)
             progress(number, len(rebuild), "rebuilt")
+        if embedded:
+            await rebuild_together(record, embedded, replay, progress)
         await _note_flaws(record, replay, found.faulty)
         control = await _start_history(record, found, principal)
         await _finish(record, control)
@@ -366,4 +377,3 @@ async def reopen(record: Record, principal: str | None = None) -> Reopened:
     return Reopened(
         str(control.authority.stage), control.authority.history, control.authority.generation
     )
-

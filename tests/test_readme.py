@@ -64,8 +64,11 @@ def test_tour_runs_as_it_is_written(tmp_path: Path) -> None:
     said = dict(zip(lines, parts, strict=False))
 
     def of(*words: str) -> list[str]:
-        return [text for line, text in zip(lines, parts, strict=False)
-                if all(word in line for word in words)]
+        return [
+            text
+            for line, text in zip(lines, parts, strict=False)
+            if all(word in line for word in words)
+        ]
 
     first, repeat = of("decisions", '"op-1"')
     assert '"outcome":"accepted"' in first, output

@@ -93,7 +93,7 @@ def accept(
         principal(),
         None if at is None else parse_time("at", at),
     )
-    check_operation(made, loaded.lifecycles)
+    check_operation(made, loaded.lifecycles, loaded.max_body)
     with deciding(loaded) as record:
         answer = drive(turn(record, [made]))[0]
     if isinstance(answer, UnrewindError):
@@ -191,7 +191,7 @@ def import_(
     """
     loaded = settings()
     check_type(entity_type)
-    check_operation(Operation("x", f"{entity_type}/x", "x"), loaded.lifecycles)
+    check_operation(Operation("x", f"{entity_type}/x", "x"), loaded.lifecycles, 0)
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise click.UsageError("--delimiter is one character, and neither a quote nor a line's end")
     zone = None if timezone is None else zone_of(timezone)

@@ -14,13 +14,19 @@ from msgspec import Struct, json
 
 from journal.acceptance import Place
 from journal.control import Authority
-from journal.entry import Entry, read
+from journal.entry import Entry, Envelope, check_body, digest_of, read_envelope
 from journal.errors import EngineError, Invalid
 from journal.history import Flaw, Head
 
 DECISIONS = "decisions"
 CONTROL = "control"
 CALLER = "caller/"
+
+PAGE_BYTES = 16 * 1024 * 1024
+"""A page of rows ends early, after the row that brings it to this many bytes of evidence.
+
+Whoever pages goes on until a page is empty, never until it is short.
+"""
 
 FlawKey = tuple[str, int, str, str]
 FIRST_FLAW: FlawKey = ("", 0, "", "")
@@ -59,10 +65,15 @@ class Row(Struct, frozen=True, gc=False):
     body: bytes
 
     def entry(self) -> Entry:
-        """The entry, checked against its digest and its columns. Raises Invalid on a mismatch."""
-        entry = read(self.text, self.body)
-        envelope = entry.envelope
-        if entry.digest != self.digest:
+        """The entry, checked against digest, columns and body. Raises Invalid on a mismatch."""
+        envelope = self.envelope()
+        check_body(envelope, self.body)
+        return Entry(envelope, self.text, self.body, self.digest)
+
+    def envelope(self) -> Envelope:
+        """The envelope, checked against digest and columns. Raises Invalid on a mismatch."""
+        envelope = read_envelope(self.text)
+        if digest_of(self.text) != self.digest:
             raise Invalid("the envelope does not hash to the stored digest")
         stored = (self.sequence, self.history, self.entity, self.revision, self.operation)
         sealed = (
@@ -74,8 +85,7 @@ class Row(Struct, frozen=True, gc=False):
         )
         if stored != sealed:
             raise Invalid("the indexed columns do not repeat the envelope")
-        return entry
-
+        return envelope
 
     def head(self) -> JournalHead:
         """The entry as a head. Raises Invalid on a mismatch."""
@@ -180,6 +190,9 @@ class Log(Protocol):
     async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
         """An entity's entries from revision ``first`` through ``last``, in order."""
 
+    async def links(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
+        """``history`` without the bodies, which are empty bytes here: for chains alone."""
+
     async def newest(self, entity: str) -> Row | None:
         """An entity's entry with the highest revision."""
 
@@ -192,13 +205,14 @@ class Log(Protocol):
     async def chains(self, kind: str | None, after: str, limit: int) -> list[EntityChain]:
         """Caller-owned chains whose entity is above ``after``, in order; of one type or all."""
 
-    async def flaws(
-        self, entity: str | None, after: FlawKey, limit: int
-    ) -> list[FlawRow]:
+    async def flaws(self, entity: str | None, after: FlawKey, limit: int) -> list[FlawRow]:
         """Reasons for incompleteness after a key, in the order of their keys."""
 
-    async def flawed(self) -> frozenset[str]:
-        """The entities whose history is incomplete."""
+    async def count_flaws(self) -> int:
+        """How many reasons for incompleteness there are."""
+
+    async def flawed(self) -> dict[str, int]:
+        """The entities whose history is incomplete, with their durable boundaries."""
 
     async def rivals(self, entity: str) -> list[Rival]:
         """Entries that contradict stored ones of this entity."""

@@ -12,8 +12,10 @@ import msgspec
 from journal.acceptance import Place
 from journal.control import Authority, Stage
 from journal.entry import read
+from journal.errors import Damaged
 from journal.history import Flaw, Head
 from journal.log import (
+    PAGE_BYTES,
     Append,
     EntityChain,
     FlawKey,
@@ -110,9 +112,7 @@ class SqliteLog:
     """A ``Log`` whose calls block and never suspend; run it in a ``Worker``."""
 
     def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
-        self.database = Database(
-            path, schema=schema() if create else None, read_only=read_only
-        )
+        self.database = Database(path, schema=schema() if create else None, read_only=read_only)
 
     def _query(self, sql: str, *parameters: Any) -> Result:
         self.database.check_identity()
@@ -120,6 +120,28 @@ class SqliteLog:
 
     def _rows(self, sql: str, *parameters: Any) -> list[Row]:
         return [row_of(row) for row in self._query(sql, *parameters)]
+
+    def _page(self, sql: str, *parameters: Any) -> list[Row]:
+        """Rows as far as PAGE_BYTES go; the rest is never read."""
+        self.database.check_identity()
+        try:
+            return self._fill(sql, parameters)
+        except Damaged:
+            if self.database.tolerant:
+                raise
+            self.database.tolerate()
+            return self._fill(sql, parameters)
+
+    def _fill(self, sql: str, parameters: tuple[Any, ...]) -> list[Row]:
+        rows: list[Row] = []
+        size = 0
+        for found in self.database.stream(Statement(sql, parameters)):
+            row = row_of(found)
+            rows.append(row)
+            size += len(row.text) + len(row.body)
+            if size >= PAGE_BYTES:
+                break
+        return rows
 
     async def look(self) -> Look:
         """See ``Log.look``."""
@@ -133,8 +155,10 @@ class SqliteLog:
         with self.database.transaction():
             found = look_of(self.database.read([_LOOK])[0])
             if found != expects:
-                raise Moved(f"the journal stands at position {found.position}, "
-                            f"not {expects.position}, or its control has changed")
+                raise Moved(
+                    f"the journal stands at position {found.position}, "
+                    f"not {expects.position}, or its control has changed"
+                )
             for statement in statements:
                 self.database.run(statement)
 
@@ -153,7 +177,7 @@ class SqliteLog:
 
     async def decisions(self, after: int, limit: int) -> list[Row]:
         """See ``Log.decisions``."""
-        return self._rows(
+        return self._page(
             f"{_FROM} WHERE stream = 'decisions' AND sequence > ? ORDER BY sequence LIMIT ?",
             after,
             limit,
@@ -178,9 +202,20 @@ class SqliteLog:
 
     async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
         """See ``Log.history``."""
-        return self._rows(
+        return self._page(
             f"{_FROM} WHERE entity = ? AND revision BETWEEN ? AND ?"
             " ORDER BY revision, position LIMIT ?",
+            entity,
+            first,
+            last,
+            limit,
+        )
+
+    async def links(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
+        """See ``Log.links``."""
+        return self._rows(
+            f"SELECT {_COLUMNS.replace('body', 'zeroblob(0)')} FROM entries"
+            " WHERE entity = ? AND revision BETWEEN ? AND ? ORDER BY revision, position LIMIT ?",
             entity,
             first,
             last,
@@ -207,8 +242,7 @@ class SqliteLog:
     async def chain(self, entity: str) -> EntityChain | None:
         """See ``Log.chain``."""
         rows = self._query(
-            "SELECT entity, revision, history, digest, state, newest FROM chains"
-            " WHERE entity = ?",
+            "SELECT entity, revision, history, digest, state, newest FROM chains WHERE entity = ?",
             entity,
         )
         return _chain_of(rows[0]) if rows else None
@@ -226,9 +260,7 @@ class SqliteLog:
         )
         return [_chain_of(row) for row in rows]
 
-    async def flaws(
-        self, entity: str | None, after: FlawKey, limit: int
-    ) -> list[FlawRow]:
+    async def flaws(self, entity: str | None, after: FlawKey, limit: int) -> list[FlawRow]:
         """See ``Log.flaws``."""
         rows = self._query(
             "SELECT entity, flaw, first, last, digests, through, holds, since, detail FROM flaws"
@@ -254,9 +286,14 @@ class SqliteLog:
             for name, flaw, first, last, digests, through, holds, since, detail in rows
         ]
 
-    async def flawed(self) -> frozenset[str]:
+    async def count_flaws(self) -> int:
+        """See ``Log.count_flaws``."""
+        count: int = self._query("SELECT count(*) FROM flaws")[0][0]
+        return count
+
+    async def flawed(self) -> dict[str, int]:
         """See ``Log.flawed``."""
-        return frozenset(row[0] for row in self._query("SELECT DISTINCT entity FROM flaws"))
+        return dict(self._query("SELECT entity, min(through) FROM flaws GROUP BY entity"))
 
     async def rivals(self, entity: str) -> list[Rival]:
         """See ``Log.rivals``."""
@@ -270,7 +307,7 @@ class SqliteLog:
 
     async def feed(self, after: int, limit: int) -> list[Row]:
         """See ``Log.feed``."""
-        return self._rows(f"{_FROM} WHERE position > ? ORDER BY position LIMIT ?", after, limit)
+        return self._page(f"{_FROM} WHERE position > ? ORDER BY position LIMIT ?", after, limit)
 
     async def at(self, position: int) -> Row | None:
         """See ``Log.at``."""

@@ -18,9 +18,7 @@ class SqliteStore:
     """A ``Store`` whose calls block and never suspend; run it in a ``Worker``."""
 
     def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
-        self.database = Database(
-            path, schema=schema() if create else None, read_only=read_only
-        )
+        self.database = Database(path, schema=schema() if create else None, read_only=read_only)
 
     async def read(self, statements: Batch) -> list[Result]:
         """See ``Store.read``."""

@@ -34,9 +34,7 @@ class StoredDecision(Struct, frozen=True):
     body: bytes
 
 
-_MARKER_COLUMNS = (
-    "format, tenant, instance, history, generation, sequence, digest, journalled"
-)
+_MARKER_COLUMNS = "format, tenant, instance, history, generation, sequence, digest, journalled"
 _HEAD_ARRAY = (
     "json_array(entity, revision, lower(hex(history)), lower(hex(digest)), sequence,"
     " state, version, data)"
@@ -237,9 +235,7 @@ def delete_decisions_above(sequence: int) -> Statement:
 
 def count_decisions(through: int) -> Statement:
     """How many decisions stand at or below a sequence."""
-    return Statement(
-        "SELECT count(*) FROM unrewind_decisions WHERE sequence <= ?", (through,)
-    )
+    return Statement("SELECT count(*) FROM unrewind_decisions WHERE sequence <= ?", (through,))
 
 
 def entities_above(sequence: int) -> Statement:
@@ -282,12 +278,10 @@ DIGEST_ROWS = Statement(
 
 
 def list_entities(kind: str | None, after: str, limit: int) -> Statement:
-    """A page of entities, optionally of one type, as ``heads_of`` takes them."""
+    """A page of entities' names, optionally of one type, each with the size of its data."""
     low, high = ("", "\U0010ffff") if kind is None else (f"{kind}/", f"{kind}0")
     return Statement(
-        f"SELECT json_group_array({_HEAD_ARRAY}) FROM (SELECT * FROM unrewind_entities"
-        " WHERE entity > ? AND entity >= ? AND entity < ? ORDER BY entity LIMIT ?)",
+        "SELECT entity, length(CAST(data AS BLOB)) FROM unrewind_entities"
+        " WHERE entity > ? AND entity >= ? AND entity < ? ORDER BY entity LIMIT ?",
         (after, low, high, limit),
     )
-
-

@@ -455,3 +455,25 @@ def rows_of(settings: journal.Settings, sql: str) -> list[tuple[Any, ...]]:
         return database.read([Statement(sql)])[0]
     finally:
         database.close()
+
+
+async def test_a_title_that_changed_hands_is_replayed_in_order(
+    settings: journal.Settings,
+) -> None:
+    """A was One, became Two, and B took One: rebuilding A alone would find One taken."""
+    async with journal.open(settings) as tenant:
+        for who, title in (("a", "One"), ("a", "Two"), ("b", "One")):
+            await tenant.accept(intention("submit", who, actor="x", folder="f", title=title))
+        before = read_tables(settings)
+    damaged = Database(settings.store_file)
+    damaged.run(Statement("UPDATE unrewind_entities SET data = '{}' WHERE entity = 'document/a'"))
+    damaged.close()
+    async with journal.open(settings) as tenant:
+        with pytest.raises(Recovering):
+            await tenant.accept(intention("approve", "a", actor="x"))
+        recovery.stop(settings, "a test")
+        await tenant.write(recovery.begin, "a test")
+        applied = await tenant.write(recovery.apply)
+        assert applied.incomplete == []
+        await tenant.write(recovery.reopen)
+    assert read_tables(settings) == before

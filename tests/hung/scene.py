@@ -14,7 +14,7 @@ from typing import Any
 from journal.locks import TurnLock
 from tests.soak.clients import Client
 from tests.soak.ledger import Ledger
-from tests.soak.processes import SECONDS, Ran, Server, Site, item, until
+from tests.soak.processes import SECONDS, Ran, Server, Site, item
 
 Told = tuple[int, Any] | None
 
@@ -77,6 +77,7 @@ class InFlight:
         for client, made in zip(self._clients, self.items, strict=True):
             client.send("POST", "/v1/main/decisions", made)
         self._pool = ThreadPoolExecutor(len(items))
+        server.site.open.callback(self.close)
         self._answers: list[Future[Told]] = [
             self._pool.submit(_receive, client) for client in self._clients
         ]
@@ -119,7 +120,3 @@ def named(ran: Ran) -> int:
     found = re.search(r"kill -9 (\d+)", ran.err)
     assert found, ran
     return int(found[1])
-
-
-def frozen(server: Server) -> None:
-    until("the server stands still", server.is_frozen)

@@ -6,21 +6,24 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from journal.errors import LockHeld
+from journal.record import Record
+from journal.worker import drive
 from tests.faults.strace import SYNC, injected, require_strace
 from tests.hung.scene import (
     InFlight,
     arrived,
     content,
     decide_some,
-    frozen,
     named,
     turn_held,
     whole,
 )
 from tests.soak.ledger import Ledger
-from tests.soak.processes import Site, item, site_at
+from tests.soak.processes import Site, item, site_at, until
 from tests.support.whole import verify_files
 
 _RECOVERING = "/problems/recovering"
@@ -33,7 +36,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def _work(count: int = 8) -> list[dict[str, object]]:
-    return [item(f"flight-{number}", f"case/{number % 3}", body={"f": 1}) for number in range(count)]
+    return [
+        item(f"flight-{number}", f"case/{number % 3}", body={"f": 1}) for number in range(count)
+    ]
 
 
 def test_p7_a_server_that_wakes_after_begin_changes_nothing_more(site: Site) -> None:
@@ -90,10 +95,10 @@ def test_h2_one_stopped_inside_a_transaction_is_named_and_can_be_killed(
     decide_some(server, ledger, "before")
     database: Path = getattr(site, side)
     wal = database.with_name(f"{database.name}-wal")
-    with injected(server, wal, SYNC, "signal=STOP:when=1"):
+    with injected(server, wal, SYNC, "signal=STOP:when=1") as trace:
         flight = InFlight(server, ledger, _work())
-        frozen(server)
-    assert server.is_frozen()
+        until("it is stopped in its commit", lambda: "stopped by SIGSTOP" in trace.read_text())
+    until("it stands still without strace", server.is_frozen)
 
     begun = site.run("recover", "begin", "--reason", "it hangs")
     assert named(begun) == server.pid
@@ -136,3 +141,23 @@ def test_p1_a_graceful_stop_answers_what_waits(site: Site) -> None:
     assert "Traceback" not in server.errors, server.errors
     after = site.start()
     whole(site, after, ledger)
+
+
+def test_h2_a_command_waits_for_the_lock_once(site: Site) -> None:
+    site.start().stop()
+    settings = msgspec.structs.replace(site.settings, lock_timeout=0.2)
+    record = Record(settings)
+    waits = 0
+    take = record.lock._take
+
+    def counted() -> None:
+        nonlocal waits
+        waits += 1
+        take()
+
+    record.lock._take = counted  # type: ignore[method-assign]
+    with turn_held(site):
+        with pytest.raises(LockHeld):
+            drive(record.open())
+        drive(record.close())
+    assert waits == 1

@@ -302,7 +302,6 @@ def test_p9_control_with_a_gap_or_damage_closes(lost: Scene, sequence: int, how:
     assert report.verdict == ("journal-rewound" if truncated else "closed")
 
 
-@pytest.mark.xfail(reason="a repeat is answered before its entity's boundary is looked at")
 def test_p5_a_repeat_beyond_the_boundary_is_not_acknowledged(lost: Scene, tmp_path: Path) -> None:
     """Revision 3 is missing, so nothing through 5 is durable: its caller must not be told it is."""
     lost.restore(tmp_path / "old")

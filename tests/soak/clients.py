@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-from typing import Any
+from typing import Any, Self
 
 SECONDS = 120.0
 
 
-class Cut(Exception):  # noqa: N818 - not an error of the project: the server is gone
+class Cut(Exception):
     """The connection ended before the answer did. What became of the request is not known."""
 
 
@@ -21,7 +21,7 @@ class Client:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
         self.headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,9 +49,12 @@ class Stream:
 
     def __init__(self, port: int, token: str) -> None:
         self._port = port
-        self._head = (
-            f"Host: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        names = (
+            "Host: 127.0.0.1",
+            f"Authorization: Bearer {token}",
+            "Content-Type: application/json",
         )
+        self._head = "".join(f"{line}\r\n" for line in names)
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 

@@ -70,7 +70,7 @@ class Ledger:
     # Asking again.
 
     def repeat(self, server: Server, operations: Iterable[str]) -> None:
-        """Send operations again, to be decided now: one way or, if never acknowledged, the other."""
+        """Send operations again; each is decided now, and an acknowledged one as it was."""
         wanted = list(operations)
         for start in range(0, len(wanted), _BATCH):
             items = [self.sent[operation] for operation in wanted[start : start + _BATCH]]
@@ -83,7 +83,7 @@ class Ledger:
             self.hear_items(items, status, answer)
 
     def check(self, server: Server, rng: random.Random, most: int) -> None:
-        """Acknowledged operations, the latest ``most`` and as many others, are answered as at first.
+        """The latest ``most`` acknowledged operations and as many others are answered as at first.
 
         Then those are settled whose fate nobody was told.
         """

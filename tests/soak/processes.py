@@ -1,4 +1,4 @@
-"""Real processes over one data directory: servers that are killed, commands that run beside them."""
+"""Real processes over one data directory: servers to be killed, commands that run beside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Site:
         }
         self.token = ""
         self.servers: list[Server] = []
+        self.open = ExitStack()
 
     @property
     def settings(self) -> journal.Settings:
@@ -136,6 +137,7 @@ class Site:
     def close(self) -> None:
         for server in self.servers:
             server.kill()
+        self.open.close()
 
 
 class Server:
