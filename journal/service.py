@@ -17,7 +17,7 @@ import msgspec
 from journal import feed, reading
 from journal.acceptance import Acceptance, Operation, check_operation
 from journal.control import Control, Role, Stage, Token
-from journal.detection import Finding
+from journal.detection import Finding, Verdict
 from journal.errors import (
     FileChanged,
     Invalid,
@@ -29,10 +29,10 @@ from journal.intake import append_sealed
 from journal.record import Record
 from journal.sealed import SealedAnswer
 from journal.settings import Settings
-from journal.standing import detect
+from journal.standing import close_tenant, compare_heads, detect, examine
 from journal.status import Status, status
 from journal.tokens import authenticate, create_token, revoke_token
-from journal.worker import Worker
+from journal.worker import Worker, drive
 from journal.writepath import Answer, settle
 from journal.writer import Writer
 
@@ -184,8 +184,15 @@ class Journal:
             await self._look_at_control()
 
     async def detect(self, *, deep: bool) -> Finding:
-        """Compare store and journal now, closing the tenant where they disagree."""
-        return await self.write(_detect, deep)
+        """Compare store and journal now, closing the tenant where they disagree.
+
+        The comparison of every head runs beside the writer, which goes on deciding meanwhile.
+        """
+        finding = await self.write(_detect)
+        if not deep or finding.verdict is not Verdict.CLEAN:
+            return finding
+        found = await asyncio.to_thread(_compare_apart, self.settings)
+        return finding if found.verdict.sound else await self.write(_close_for, found)
 
     async def write(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a coroutine over the writing record, between batches."""
@@ -251,8 +258,31 @@ async def _reopening(
         return await function(record, *args)
 
 
-async def _detect(record: Record, deep: bool) -> Finding:
-    return await detect(record, deep=deep)
+async def _detect(record: Record) -> Finding:
+    return await detect(record, deep=False)
+
+
+def _compare_apart(settings: Settings) -> Finding:
+    """Compare every head through a record of its own, in whatever thread this is called."""
+    record = Record(settings, read_only=True)
+    try:
+        drive(record.open())
+        with record.lock.held():
+            finding, _ = drive(examine(record))
+        if finding.verdict is Verdict.CLEAN:
+            finding = drive(compare_heads(record, finding))
+        return finding
+    finally:
+        drive(record.close())
+
+
+async def _close_for(record: Record, finding: Finding) -> Finding:
+    with record.lock.held():
+        record.distrust()
+        record.finding = finding
+        if not record.stop.stands():
+            await close_tenant(record, finding)
+    return finding
 
 
 async def _current_control(record: Record) -> Control:
