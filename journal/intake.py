@@ -13,7 +13,7 @@ from journal.errors import (
     JournalUnavailable,
     UnrewindError,
 )
-from journal.history import link_of
+from journal.history import Link, link_of
 from journal.log import FIRST_FLAW, Append, Log, Moved
 from journal.record import Record
 from journal.sealed import (
@@ -121,7 +121,7 @@ async def _surroundings(record: Record, ready: Ready, entries: Sequence[Entry]) 
 async def _around(log: Log, entity: str, entries: Sequence[Entry]) -> Around:
     """The chain, every entry beyond its boundary, and the neighbours of the new ones."""
     chain = await log.chain(entity) or empty_chain(entity)
-    rows = {}
+    held: dict[Link, str] = {}
     wanted = [(chain.boundary.revision, chain.newest)]
     wanted += [
         (entry.envelope.revision - 1, entry.envelope.revision + 1)
@@ -129,25 +129,22 @@ async def _around(log: Log, entity: str, entries: Sequence[Entry]) -> Around:
         if entry.envelope.revision <= chain.boundary.revision + 1
     ]
     for first, last in wanted:
-        for row in await log.links(entity, first, last, 2 * MAX_AHEAD):
-            rows[row.position] = row
-    held = []
-    for row in rows.values():
         try:
-            envelope = row.envelope()
+            held.update(await log.links(entity, first, last))
         except Invalid as error:
-            raise _damaged(entity, row.revision, error) from None
-        held.append(Held(link_of(envelope, row.digest), envelope.outcome.state))
+            raise _damaged(entity, first, last, error) from None
     rivals = [
         link_of(rival.entry.envelope, rival.entry.digest) for rival in await log.rivals(entity)
     ]
     flaws = await log.flaws(entity, FIRST_FLAW, MAX_AHEAD)
     since = {(flaw.flaw, flaw.first): flaw.since for flaw in flaws}
-    return Around(chain, tuple(held), tuple(rivals), since)
+    return Around(
+        chain, tuple(Held(link, state) for link, state in held.items()), tuple(rivals), since
+    )
 
 
-def _damaged(entity: str, revision: int, error: Invalid) -> UnrewindError:
+def _damaged(entity: str, first: int, last: int, error: Invalid) -> UnrewindError:
     return JournalUnavailable(
-        f"{entity} revision {revision}: the journal's entry is damaged: {error}; "
+        f"{entity}, revisions {first} to {last}: a journal entry is damaged: {error}; "
         "run `unrewind verify`"
     )

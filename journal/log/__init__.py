@@ -14,9 +14,9 @@ from msgspec import Struct, json
 
 from journal.acceptance import Place
 from journal.control import Authority
-from journal.entry import Entry, Envelope, check_body, digest_of, read_envelope
+from journal.entry import Entry, check_body, digest_of, read_envelope
 from journal.errors import EngineError, Invalid
-from journal.history import Flaw, Head
+from journal.history import Flaw, Head, Link
 
 DECISIONS = "decisions"
 CONTROL = "control"
@@ -66,12 +66,6 @@ class Row(Struct, frozen=True, gc=False):
 
     def entry(self) -> Entry:
         """The entry, checked against digest, columns and body. Raises Invalid on a mismatch."""
-        envelope = self.envelope()
-        check_body(envelope, self.body)
-        return Entry(envelope, self.text, self.body, self.digest)
-
-    def envelope(self) -> Envelope:
-        """The envelope, checked against digest and columns. Raises Invalid on a mismatch."""
         envelope = read_envelope(self.text)
         if digest_of(self.text) != self.digest:
             raise Invalid("the envelope does not hash to the stored digest")
@@ -85,7 +79,8 @@ class Row(Struct, frozen=True, gc=False):
         )
         if stored != sealed:
             raise Invalid("the indexed columns do not repeat the envelope")
-        return envelope
+        check_body(envelope, self.body)
+        return Entry(envelope, self.text, self.body, self.digest)
 
     def head(self) -> JournalHead:
         """The entry as a head. Raises Invalid on a mismatch."""
@@ -190,8 +185,11 @@ class Log(Protocol):
     async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
         """An entity's entries from revision ``first`` through ``last``, in order."""
 
-    async def links(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
-        """``history`` without the bodies, which are empty bytes here: for chains alone."""
+    async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
+        """Links and states of an entity's entries, every one checked; without their bodies.
+
+        Raises Invalid for an entry that is damaged.
+        """
 
     async def newest(self, entity: str) -> Row | None:
         """An entity's entry with the highest revision."""

@@ -13,7 +13,7 @@ from journal.acceptance import Place
 from journal.control import Authority, Stage
 from journal.entry import read
 from journal.errors import Damaged
-from journal.history import Flaw, Head
+from journal.history import Flaw, Head, Link, link_of
 from journal.log import (
     PAGE_BYTES,
     Append,
@@ -211,16 +211,16 @@ class SqliteLog:
             limit,
         )
 
-    async def links(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
-        """See ``Log.links``."""
-        return self._rows(
-            f"SELECT {_COLUMNS.replace('body', 'zeroblob(0)')} FROM entries"
-            " WHERE entity = ? AND revision BETWEEN ? AND ? ORDER BY revision, position LIMIT ?",
-            entity,
-            first,
-            last,
-            limit,
-        )
+    async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
+        """See ``Log.links``. One body at a time is in memory."""
+        self.database.check_identity()
+        sql = f"{_FROM} WHERE entity = ? AND revision BETWEEN ? AND ? ORDER BY revision, position"
+        found: list[tuple[Link, str]] = []
+        for values in self.database.stream(Statement(sql, (entity, first, last))):
+            row = row_of(values)
+            envelope = row.entry().envelope
+            found.append((link_of(envelope, row.digest), envelope.outcome.state))
+        return found
 
     async def newest(self, entity: str) -> Row | None:
         """See ``Log.newest``."""

@@ -143,9 +143,7 @@ def shape(answer: Any) -> Any:
 def test_p6_h2_a_known_operation_is_answered_before_any_precondition() -> None:
     first = run(op("a"))
     entry = first.decisions[0].entry
-    again = run(
-        op("a", expected_revision=77), known={"a": entry}, incomplete={"document/1": 0}
-    )
+    again = run(op("a", expected_revision=77), known={"a": entry}, incomplete={"document/1": 1})
     assert again.decisions == ()
     assert receipt(again) == msgspec.structs.replace(receipt(first), outcome=DUPLICATE)
     correct = run(op("a", expected_revision=0), known={"a": entry})

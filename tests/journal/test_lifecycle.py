@@ -63,7 +63,7 @@ def test_an_undeclared_type_is_refused_with_the_lines_that_would_declare_it() ->
     with pytest.raises(Invalid) as refused:
         lifecycle_of(LIFECYCLES, "invoice/1")
     assert '[lifecycle.invoice]\nkind = "free"' in refused.value.detail
-    assert refused.value.members == {"field": "entity", "type": "invoice"}
+    assert refused.value.members == {"field": "entity", "entity_type": "invoice"}
 
 
 def test_callers_cannot_name_control() -> None:

@@ -240,5 +240,3 @@ def test_tables_of_a_projection_are_there_before_anything_is_replayed(
     scene.open()
     assert (scene.digest(), rows(scene)) == (before, expected)
     scene.whole()
-
-
