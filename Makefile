@@ -51,8 +51,8 @@ $(STAMP): pyproject.toml requirements-dev.lock
 serve: setup ## run the server; more flags in ARGS
 	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" $(BIN)/unrewind serve $(ARGS)
 
-test: setup lint ## lint, then run the tests; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest $(ARGS)
+test: setup lint ## lint, then run the tests on every core; pytest flags in ARGS
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check .
