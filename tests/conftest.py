@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -42,3 +43,16 @@ async def service(settings: journal.Settings) -> AsyncIterator[journal.Journal]:
     async with journal.open(settings) as made:
         yield made
     assert verify_files(settings) == []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that share an ID one each: run on several cores, all but one would be left out.
+
+    schemathesis makes one test for each call of the API, and all have the name of their function.
+    """
+    seen: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for item in items:
+        seen[item.nodeid] += 1
+        if seen[item.nodeid] > 1:
+            item._nodeid = f"{item.nodeid}[{seen[item.nodeid]}]"  # type: ignore[attr-defined]
