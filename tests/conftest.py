@@ -51,7 +51,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     schemathesis makes one test for each call of the API, and all have the name of their function.
     """
     seen: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
     for item in items:
         seen[item.nodeid] += 1
         if seen[item.nodeid] > 1:
