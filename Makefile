@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	@echo "setup: done"
 
 serve: setup ## run the server; more flags in ARGS
-	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" $(BIN)/unrewind serve $(ARGS)
+	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" exec $(BIN)/unrewind serve $(ARGS)
 
 test: setup lint ## lint, then run the tests on every core; pytest flags in ARGS
 	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
