@@ -67,7 +67,7 @@ bench: setup ## measure side by side with peers; flags in ARGS
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 soak: setup ## run the long rounds; pytest flags in ARGS
-	@UNREWIND_SOAK=1 $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest -m soak $(ARGS)
+	@UNREWIND_SOAK=1 $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest -m soak --capture=no -o faulthandler_timeout=0 $(ARGS)
 
 lock: ## choose new versions for both lock files
 	@$(check_python)

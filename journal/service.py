@@ -204,7 +204,7 @@ class Journal:
             try:
                 return await self._read_thread.run(_reopening, self._reading, function, args)
             except reading.Pending:
-                await self._writer.idle()
+                await self._writer.turned()
                 await asyncio.sleep(_PENDING_PAUSE)
         raise JournalUnavailable("the entity's newest decision is still not in the journal")
 

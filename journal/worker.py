@@ -47,6 +47,10 @@ class Worker(aiosqlite.Connection):
         self._tx.put_nowait((future, function))
         return future
 
+    def wanted(self) -> bool:
+        """Whether more work waits for the thread."""
+        return not self._tx.empty()
+
     async def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Drive ``function(*args)`` in the thread. A cancelled caller does not cancel the work."""
         return await asyncio.shield(self.submit(lambda: drive(function(*args))))

@@ -1,7 +1,9 @@
 """The writer: group commit for one tenant in one process.
 
-Operations that arrive while a batch is under way wait and form the next one. The first of an idle
-writer goes at once: lingering to fill a batch was measured and gains nothing.
+Operations that arrive while a batch is under way wait and form the next one, which the writing
+thread takes by itself: waiting for the event loop to hand it over cost milliseconds a batch under
+load. The first operation of an idle writer goes at once; lingering to fill a batch was measured and
+gains nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +29,21 @@ class _Waiting(Struct):
 
 
 class Writer:
-    """Collects operations and runs turns in the worker's thread, one at a time."""
+    """Collects operations and runs turns in the worker's thread, one at a time.
+
+    Everything here runs on the event loop but ``_run`` and ``_take``, which the thread runs. What
+    they share needs no lock: a deque, whose appends and pops are atomic, and two counts of
+    operations that only ever rise, ``_queued`` written by the loop and ``_taken`` by the thread.
+    """
 
     def __init__(self, record: Record, worker: Worker) -> None:
         self._record = record
         self._worker = worker
         self._waiting: deque[_Waiting] = deque()
-        self._count = 0
-        self._busy: asyncio.Future[list[Answer]] | None = None
+        self._queued = 0
+        self._taken = 0
+        self._running = False
+        self._delivered: asyncio.Future[None] | None = None
         self._closed = False
 
     def submit(self, operations: Sequence[Operation]) -> asyncio.Future[list[Answer]]:
@@ -43,47 +52,67 @@ class Writer:
         The future fails as a whole with Recovering, JournalUnavailable, WriterStopped or LockHeld.
         A caller that is cancelled does not cancel the batch. Raises Overloaded when too much waits.
         """
-        settings = self._record.settings
         if self._closed:
             raise Overloaded("the service is stopping")
-        if self._count + len(operations) > settings.max_waiting and self._count:
-            raise Overloaded(f"{self._count} operations wait already", waiting=self._count)
+        waiting = self._queued - self._taken
+        if waiting and waiting + len(operations) > self._record.settings.max_waiting:
+            raise Overloaded(f"{waiting} operations wait already", waiting=waiting)
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(operations, answer))
-        self._count += len(operations)
-        if self._busy is None:
+        self._queued += len(operations)
+        if not self._running:
             self._start()
         return answer
 
     def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._running = True
+        self._delivered = loop.create_future()
+        try:
+            self._worker.submit(lambda: self._run(loop))
+        except RuntimeError as error:
+            self._running = False
+            taken = self._take()
+            self._deliver(taken, [], JournalUnavailable(f"the writer has ended: {error}"))
+
+    # In the thread.
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run turns while operations wait and nobody else wants the thread."""
+        while taken := self._take():
+            operations = [operation for waiting in taken for operation in waiting.operations]
+            answers: list[Answer] = []
+            error: Exception | None = None
+            try:
+                answers = drive(turn(self._record, operations))
+            except Exception as fault:  # noqa: BLE001 - every caller is told, none is left waiting
+                error = fault
+            loop.call_soon_threadsafe(self._deliver, taken, answers, error)
+            if self._worker.wanted():
+                break
+        loop.call_soon_threadsafe(self._rest)
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch: what waits, as far as the limits go."""
         limit = self._record.settings.max_batch
         taken: list[_Waiting] = []
-        operations: list[Operation] = []
-        size = 0
+        count = size = 0
         while self._waiting:
             group = self._waiting[0].operations
             weight = sum(len(operation.body) for operation in group)
-            full = len(operations) + len(group) > limit or size + weight > MAX_BATCH_BYTES
-            if taken and full:
+            if taken and (count + len(group) > limit or size + weight > MAX_BATCH_BYTES):
                 break
-            size += weight
             taken.append(self._waiting.popleft())
-            operations.extend(group)
-        self._count -= len(operations)
-        try:
-            self._busy = self._worker.submit(lambda: drive(turn(self._record, operations)))
-        except RuntimeError as error:
-            for waiting in taken:
-                waiting.answer.set_exception(JournalUnavailable(f"the writer ended: {error}"))
-            return
-        self._busy.add_done_callback(lambda done: self._finish(done, taken))
+            count += len(group)
+            size += weight
+        self._taken += count
+        return taken
 
-    def _finish(self, done: asyncio.Future[list[Answer]], taken: Sequence[_Waiting]) -> None:
-        self._busy = None
-        error = done.exception()
-        answers = [] if error is not None else done.result()
-        if self._waiting:
-            self._start()
+    # On the loop again.
+
+    def _deliver(
+        self, taken: Sequence[_Waiting], answers: Sequence[Answer], error: Exception | None
+    ) -> None:
         start = 0
         for waiting in taken:
             stop = start + len(waiting.operations)
@@ -91,22 +120,37 @@ class Writer:
                 if error is not None:
                     waiting.answer.set_exception(_copy(error))
                 else:
-                    waiting.answer.set_result(answers[start:stop])
+                    waiting.answer.set_result([*answers[start:stop]])
             start = stop
+        self._tell()
+        self._delivered = asyncio.get_running_loop().create_future()
+
+    def _rest(self) -> None:
+        self._running = False
+        self._tell()
+        if self._waiting:
+            self._start()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for the batch to be answered."""
+        if self._delivered is not None:
+            self._delivered.set_result(None)
+            self._delivered = None
 
     async def drain(self) -> None:
         """Take nothing more and wait until everything that waits has its answer."""
         self._closed = True
-        await self.idle()
-
-    async def idle(self) -> None:
-        """Wait until no batch is under way."""
-        while self._busy is not None:
-            await asyncio.wait([self._busy])
+        while self._running:
+            await self.turned()
             await asyncio.sleep(0)
 
+    async def turned(self) -> None:
+        """Wait until the batch that is under way, if one is, has been answered."""
+        if self._delivered is not None:
+            await asyncio.wait([self._delivered])
 
-def _copy(error: BaseException) -> BaseException:
+
+def _copy(error: Exception) -> Exception:
     """An exception of its own for each caller: one object raised in many tasks grows tracebacks."""
     if isinstance(error, UnrewindError):
         return type(error)(error.detail, **error.members)
