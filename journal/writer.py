@@ -123,7 +123,8 @@ class Writer:
                     waiting.answer.set_result([*answers[start:stop]])
             start = stop
         self._tell()
-        self._delivered = asyncio.get_running_loop().create_future()
+        if self._running:
+            self._delivered = asyncio.get_running_loop().create_future()
 
     def _rest(self) -> None:
         self._running = False

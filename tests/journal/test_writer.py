@@ -390,3 +390,38 @@ async def test_an_open_that_is_refused_leaves_no_thread_behind(
         assert not thread.is_alive()
     async with journal.open(settings) as opened:
         assert (await opened.accept(operation("document/7"))).revision == 1
+
+
+async def test_a_writer_whose_thread_has_ended_leaves_nobody_waiting(
+    settings: journal.Settings,
+) -> None:
+    record, worker = Record(settings), Worker()
+    await worker
+    await worker.close()
+    writer = Writer(record, worker)
+    with pytest.raises(JournalUnavailable):
+        await writer.submit([operation("document/1")])
+    await asyncio.wait_for(writer.turned(), 10)
+    await asyncio.wait_for(writer.drain(), 10)
+    record.lock.close()
+
+
+async def test_other_work_on_the_thread_gets_its_turn_between_batches(
+    settings: journal.Settings,
+) -> None:
+    """Under a load that never pauses, a token or a recovery's step is not starved."""
+    async with journal.open(settings) as tenant:
+        stop = asyncio.Event()
+
+        async def client(name: str) -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                await tenant.accept(operation(f"case/{name}", "set", f"{name}-{number}"))
+
+        clients = [asyncio.ensure_future(client(f"c{number}")) for number in range(8)]
+        for _ in range(5):
+            await asyncio.wait_for(tenant.detect(deep=True), 30)
+            await asyncio.wait_for(tenant.write(Record.read_control), 30)
+        stop.set()
+        await asyncio.gather(*clients)
