@@ -52,7 +52,7 @@ serve: setup ## run the server; more flags in ARGS
 	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" exec $(BIN)/unrewind serve $(ARGS)
 
 test: setup lint ## lint, then run the tests on every core; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check .

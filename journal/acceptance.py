@@ -144,6 +144,8 @@ def check_operation(
     operation: Operation, lifecycles: Mapping[str, Lifecycle], max_body: int
 ) -> None:
     """Refuse what could never become a decision, before it waits in a batch. Raises Invalid."""
+    if not isinstance(operation.body, bytes):
+        raise Invalid("a body is bytes: encode it first", field="body")
     if len(operation.body) > max_body:
         raise Invalid(f"a body may have at most {max_body} bytes", field="body", limit=max_body)
     check_name("operation", operation.operation, MAX_OPERATION)

@@ -82,7 +82,7 @@ def statements_of(projection: Projection, decision: Decision) -> list[Projected]
     """What a decision adds to its batch. Raises ConstraintFailed, whatever `apply` raised."""
     try:
         return [_written(found) for found in projection.apply(decided(decision))]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         name = type(projection).__name__
         raise ConstraintFailed(
             f"{name}.apply: {type(error).__name__}: {error}", projection=True
@@ -93,7 +93,7 @@ def clearing(projection: Projection, entity: str) -> list[Projected]:
     """What removes an entity's rows. Raises ConstraintFailed, whatever `clear` raised."""
     try:
         return [_written(found) for found in projection.clear(entity)]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         name = type(projection).__name__
         raise ConstraintFailed(
             f"{name}.clear: {type(error).__name__}: {error}", projection=True

@@ -75,6 +75,7 @@ class Record:
         self._trusted = False
         self._copied = 0
         self._presence: Presence | None = None
+        self._founded = settings.beside("founded")
 
     # Opening and closing.
 
@@ -95,14 +96,27 @@ class Record:
         self._presence = Presence(settings.beside("presence"))
         with self.lock.held():
             if not settings.journal_file.exists() and not settings.store_file.exists():
-                if not create:
-                    raise Refused(
-                        f"there is no tenant {settings.tenant} under {settings.data}; "
-                        "`unrewind serve` or `unrewind import` founds one"
-                    )
+                self._check_may_found(create=create)
                 await self._found()
             await self.open_files(companion=companion)
             await self._finish_founding()
+            if not self._founded.exists():
+                self._founded.write_text(self.clock.now(), encoding="ascii")
+
+    def _check_may_found(self, *, create: bool) -> None:
+        """A tenant is founded once: two disks that are not mounted are no first start."""
+        settings = self.settings
+        if not create:
+            raise Refused(
+                f"there is no tenant {settings.tenant} under {settings.data}; "
+                "`unrewind serve` or `unrewind import` founds one"
+            )
+        if self._founded.exists():
+            raise Refused(
+                f"tenant {settings.tenant} was founded here, and its store and its journal are "
+                "both missing: bring them back (are their disks mounted?). To found a new tenant "
+                f"in their place, remove {self._founded}"
+            )
 
     async def open_files(self, *, companion: bool = False) -> None:
         """Open what is there, letting go of what was open before.

@@ -303,7 +303,7 @@ def _translated(path: Path) -> Iterator[None]:
 def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
-    detail = f"{path.name}: {error}"
+    detail = f"{path.parent.name}/{path.name}: {error}"
     if primary == sqlite3.SQLITE_CONSTRAINT:
         return ConstraintFailed(str(error))
     if primary in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}:
@@ -311,7 +311,7 @@ def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
     if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or (
         primary is None and _UNDECODABLE in detail  # the driver's own, without a code
     ):
-        return Damaged(detail)
+        return Damaged(detail, file=str(path))
     if primary in {
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_BUSY,
@@ -323,5 +323,5 @@ def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
     }:
         return Unreachable(detail)
     if primary == sqlite3.SQLITE_ERROR and "no such table" in str(error):
-        return Damaged(detail)
+        return Damaged(detail, file=str(path))
     return EngineError(detail)

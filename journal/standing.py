@@ -53,6 +53,11 @@ async def examine(record: Record) -> tuple[Finding, Seen]:
         except FileChanged as error:
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
+        except Damaged as error:
+            if error.members.get("file") != str(record.settings.store_file):
+                raise JournalUnavailable(f"the journal is damaged: {error}") from error
+            seen = Seen(await record.look(), None)
+            return Finding(Verdict.REPLACED, f"the store is damaged: {error}"), seen
         except EngineError as error:
             raise JournalUnavailable(f"store or journal cannot be read: {error}") from error
     raise JournalUnavailable("store or journal is being replaced again and again")

@@ -14,6 +14,8 @@ from journal.lifecycle import Owner
 from journal.record import Record
 from journal.store import tables
 
+_CLOSER = frozenset({Verdict.REWOUND, Verdict.REPLACED, Verdict.FORKED})
+
 
 class Status(Struct, frozen=True):
     """What `unrewind status --json` prints. ``pending`` counts decisions not yet in the journal."""
@@ -55,8 +57,9 @@ async def status(record: Record) -> Status:
     if tip is not None and seen.marker is not None and finding.verdict is Verdict.CRASHED:
         pending = seen.marker.place.sequence - tip.sequence
     if stopped is not None and finding.verdict.sound:
-        # The stop stands for an earlier verdict, or an operator's; say which.
-        verdict = str(stopped.get("verdict") or verdict)
+        # Markers agree, but a closer look may have found the rows wrong: that verdict stands.
+        if stopped.get("verdict") in _CLOSER:
+            verdict = str(stopped["verdict"])
         detail = str(stopped.get("reason") or detail)
     return Status(
         tenant=settings.tenant,

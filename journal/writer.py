@@ -72,25 +72,32 @@ class Writer:
             self._worker.submit(lambda: self._run(loop))
         except RuntimeError as error:
             self._running = False
-            taken = self._take()
-            self._deliver(taken, [], JournalUnavailable(f"the writer has ended: {error}"))
+            ended = JournalUnavailable(f"the writer has ended: {error}")
+            while taken := self._take():
+                self._deliver(taken, [], ended)
 
     # In the thread.
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run turns while operations wait and nobody else wants the thread."""
-        while taken := self._take():
-            operations = [operation for waiting in taken for operation in waiting.operations]
-            answers: list[Answer] = []
-            error: Exception | None = None
-            try:
-                answers = drive(turn(self._record, operations))
-            except Exception as fault:  # noqa: BLE001 - every caller is told, none is left waiting
-                error = fault
-            loop.call_soon_threadsafe(self._deliver, taken, answers, error)
-            if self._worker.wanted():
-                break
-        loop.call_soon_threadsafe(self._rest)
+        """Run turns while operations wait and nobody else wants the thread.
+
+        Whatever a turn raises, even what asks the process to end, is told to its callers: none is
+        left waiting, and the writer goes on.
+        """
+        try:
+            while taken := self._take():
+                operations = [operation for waiting in taken for operation in waiting.operations]
+                answers: list[Answer] = []
+                error: BaseException | None = None
+                try:
+                    answers = drive(turn(self._record, operations))
+                except BaseException as fault:  # noqa: BLE001 - see above
+                    error = fault
+                loop.call_soon_threadsafe(self._deliver, taken, answers, error)
+                if self._worker.wanted():
+                    break
+        finally:
+            loop.call_soon_threadsafe(self._rest)
 
     def _take(self) -> list[_Waiting]:
         """The next batch: what waits, as far as the limits go."""
@@ -111,7 +118,7 @@ class Writer:
     # On the loop again.
 
     def _deliver(
-        self, taken: Sequence[_Waiting], answers: Sequence[Answer], error: Exception | None
+        self, taken: Sequence[_Waiting], answers: Sequence[Answer], error: BaseException | None
     ) -> None:
         start = 0
         for waiting in taken:
@@ -151,8 +158,10 @@ class Writer:
             await asyncio.wait([self._delivered])
 
 
-def _copy(error: Exception) -> Exception:
+def _copy(error: BaseException) -> Exception:
     """An exception of its own for each caller: one object raised in many tasks grows tracebacks."""
     if isinstance(error, UnrewindError):
         return type(error)(error.detail, **error.members)
-    return error
+    if isinstance(error, Exception):
+        return error
+    return JournalUnavailable(f"the turn was ended by {type(error).__name__}: {error}")

@@ -473,6 +473,7 @@ def test_r8_a_store_of_another_founding_is_noticed(settings: journal.Settings) -
     aside = settings.store_file.with_name("first.db")
     settings.store_file.rename(aside)
     settings.journal_file.unlink()
+    settings.beside("founded").unlink()
     second = Tenant(settings)
     second.decide(ENTITY, "submit")
     second.close()
@@ -485,6 +486,31 @@ def test_r8_a_store_of_another_founding_is_noticed(settings: journal.Settings) -
 
 
 # Founding.
+
+
+def test_p9_a_tenant_whose_both_files_are_gone_is_not_founded_again(
+    settings: journal.Settings,
+) -> None:
+    """Two disks that are not mounted are no first start: what they hold was acknowledged."""
+    tenant = Tenant(settings)
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    away = [
+        (path, path.with_suffix(".away")) for path in (settings.store_file, settings.journal_file)
+    ]
+    for path, aside in away:
+        path.rename(aside)
+    record = Record(settings)
+    with pytest.raises(Refused, match="mounted"):
+        drive(record.open())
+    drive(record.close())
+    assert not settings.store_file.exists()
+    assert not settings.journal_file.exists()
+    for path, aside in away:
+        aside.rename(path)
+    tenant.open()
+    tenant.finish()
+
 
 FOUND = """
 import importlib, os, signal, sys

@@ -425,3 +425,27 @@ async def test_other_work_on_the_thread_gets_its_turn_between_batches(
             await asyncio.wait_for(tenant.write(Record.read_control), 30)
         stop.set()
         await asyncio.gather(*clients)
+
+
+async def test_a_turn_that_asks_the_process_to_end_is_told_and_the_writer_goes_on(
+    settings: journal.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with journal.open(settings) as tenant:
+        with monkeypatch.context() as patch:
+
+            async def ends(*_: object) -> list[object]:
+                raise SystemExit(1)
+
+            patch.setattr("journal.writer.turn", ends)
+            with pytest.raises(JournalUnavailable, match="SystemExit"):
+                await asyncio.wait_for(tenant.accept(operation("document/1")), 10)
+        assert (await asyncio.wait_for(tenant.accept(operation("document/1")), 10)).revision == 1
+
+
+async def test_one_body_that_is_no_bytes_is_refused_at_the_door(settings: journal.Settings) -> None:
+    async with journal.open(settings) as tenant:
+        wrong = Operation("op-x", "case/1", "opened", body="text")  # type: ignore[arg-type]
+        answers = await asyncio.gather(
+            *(tenant.accept(found) for found in (case(1), wrong, case(2))), return_exceptions=True
+        )
+    assert [type(answer) for answer in answers] == [Acceptance, Invalid, Acceptance]
