@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 import journal
+from journal.errors import Recovering
 from journal.record import Record
 from journal.status import failure_scope, status
 from journal.worker import drive
-from tests.support.tenants import Tenant
+from reconstruct import recovery
+from tests.support.tenants import Tenant, operation
 
 
 def scope(settings: journal.Settings) -> str:
@@ -43,3 +46,34 @@ def test_a_stopped_tenant_says_why_and_since_when(tenant: Tenant) -> None:
     assert said.stopped["at"]
     tenant.record.stop.take_down()
     assert tenant.do(status).stage == "open"
+
+
+def test_p8_an_emptied_store_closes_the_tenant_with_the_next_decision(tenant: Tenant) -> None:
+    """The file is damaged under an open connection: closed as replaced, not "try again later"."""
+    for number in range(50):
+        tenant.decide(f"document/{number}", "submit")
+    tenant.settings.store_file.write_bytes(b"")
+    with pytest.raises(Recovering):
+        tenant.turn(operation("document/7", "approve"))
+    assert tenant.record.stop.stands()
+    said = tenant.do(status)
+    assert (said.stage, said.verdict) == ("closed", "replaced")
+    tenant.diverged()
+
+
+def test_r10_a_journal_that_was_put_back_is_seen_to_be_the_right_one(tenant: Tenant) -> None:
+    tenant.decide("document/7", "submit")
+    tenant.close()
+    away = tenant.settings.journal_file.with_suffix(".away")
+    tenant.settings.journal_file.rename(away)
+    tenant.open()
+    with pytest.raises(Recovering):
+        tenant.turn(operation("document/7", "approve"))
+    assert tenant.do(status).verdict == "journal-rewound"
+    tenant.close()
+    away.rename(tenant.settings.journal_file)
+    tenant.open()
+    said = tenant.do(status)
+    assert (said.stage, said.verdict) == ("closed", "clean")
+    assert tenant.do(recovery.reopen).stage == "open"
+    assert tenant.turn(operation("document/7", "approve"))[0]
