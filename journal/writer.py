@@ -21,6 +21,8 @@ from journal.worker import Worker, drive
 from journal.writepath import Answer, turn
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Bodies that may wait for the writer; a single request is taken whatever its size."""
 
 
 class _Waiting(Struct):
@@ -32,16 +34,16 @@ class Writer:
     """Collects operations and runs turns in the worker's thread, one at a time.
 
     Everything here runs on the event loop but ``_run`` and ``_take``, which the thread runs. What
-    they share needs no lock: a deque, whose appends and pops are atomic, and two counts of
-    operations that only ever rise, ``_queued`` written by the loop and ``_taken`` by the thread.
+    they share needs no lock: a deque, whose appends and pops are atomic, and counts of operations
+    and bytes that only ever rise, ``_queued`` written by the loop and ``_taken`` by the thread.
     """
 
     def __init__(self, record: Record, worker: Worker) -> None:
         self._record = record
         self._worker = worker
         self._waiting: deque[_Waiting] = deque()
-        self._queued = 0
-        self._taken = 0
+        self._queued = self._queued_bytes = 0
+        self._taken = self._taken_bytes = 0
         self._running = False
         self._delivered: asyncio.Future[None] | None = None
         self._closed = False
@@ -57,9 +59,13 @@ class Writer:
         waiting = self._queued - self._taken
         if waiting and waiting + len(operations) > self._record.settings.max_waiting:
             raise Overloaded(f"{waiting} operations wait already", waiting=waiting)
+        weight = _weight(operations)
+        if waiting and self._queued_bytes - self._taken_bytes + weight > MAX_WAITING_BYTES:
+            raise Overloaded("too many bytes of bodies wait already", waiting=waiting)
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(operations, answer))
         self._queued += len(operations)
+        self._queued_bytes += weight
         if not self._running:
             self._start()
         return answer
@@ -106,13 +112,14 @@ class Writer:
         count = size = 0
         while self._waiting:
             group = self._waiting[0].operations
-            weight = sum(len(operation.body) for operation in group)
+            weight = _weight(group)
             if taken and (count + len(group) > limit or size + weight > MAX_BATCH_BYTES):
                 break
             taken.append(self._waiting.popleft())
             count += len(group)
             size += weight
         self._taken += count
+        self._taken_bytes += size
         return taken
 
     # On the loop again.
@@ -156,6 +163,10 @@ class Writer:
         """Wait until the batch that is under way, if one is, has been answered."""
         if self._delivered is not None:
             await asyncio.wait([self._delivered])
+
+
+def _weight(operations: Sequence[Operation]) -> int:
+    return sum([len(operation.body) for operation in operations])
 
 
 def _copy(error: BaseException) -> Exception:

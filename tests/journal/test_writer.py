@@ -449,3 +449,19 @@ async def test_one_body_that_is_no_bytes_is_refused_at_the_door(settings: journa
             *(tenant.accept(found) for found in (case(1), wrong, case(2))), return_exceptions=True
         )
     assert [type(answer) for answer in answers] == [Acceptance, Invalid, Acceptance]
+
+
+async def test_bodies_that_wait_are_bounded_in_bytes(
+    settings: journal.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("journal.writer.MAX_WAITING_BYTES", 100)
+    async with gated(settings) as (writer, log, _):
+        under_way = writer.submit([case(1)])
+        await entered(log)
+        large = operation("case/2", "opened", "x" * 90, id="op-2")
+        waits = writer.submit([large])
+        with pytest.raises(Overloaded, match="bytes"):
+            writer.submit([operation("case/3", "opened", "x" * 90, id="op-3")])
+        log.gate.set()
+        assert isinstance((await under_way)[0], Acceptance)
+        assert isinstance((await waits)[0], Acceptance)
