@@ -157,7 +157,7 @@ EPILOG = (
 @click.version_option(_version(), prog_name="unrewind", message="%(prog)s %(version)s")
 @common
 def main() -> None:
-    """An acknowledged decision survives a database rewind, and the effect it allowed happens once.
+    """An acknowledged decision survives a database rewind.
 
     `unrewind` keeps decisions in a store that can be rewound and in a journal that cannot, notices
     when the two disagree, and rebuilds what was lost. Commands that inspect or recover work on the

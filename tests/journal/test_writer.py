@@ -413,18 +413,19 @@ async def test_other_work_on_the_thread_gets_its_turn_between_batches(
     async with journal.open(settings) as tenant:
         stop = asyncio.Event()
 
-        async def client(name: str) -> None:
+        async def client(name: str) -> int:
             number = 0
             while not stop.is_set():
                 number += 1
                 await tenant.accept(operation(f"case/{name}", "set", f"{name}-{number}"))
+            return number
 
         clients = [asyncio.ensure_future(client(f"c{number}")) for number in range(8)]
         for _ in range(5):
             await asyncio.wait_for(tenant.detect(deep=True), 30)
             await asyncio.wait_for(tenant.write(Record.read_control), 30)
         stop.set()
-        await asyncio.gather(*clients)
+        assert min(await asyncio.gather(*clients)) > 0
 
 
 async def test_a_turn_that_asks_the_process_to_end_is_told_and_the_writer_goes_on(
