@@ -6,7 +6,7 @@ the view, commits the decisions to the store, appends them to the journal, and o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ from journal.entry import (
     Envelope,
     Outcome,
     Predecessor,
+    Release,
     body_of,
     check_entity,
     check_name,
@@ -30,14 +31,27 @@ from journal.entry import (
 from journal.errors import (
     HistoryIncomplete,
     Invalid,
+    NotFound,
     OperationReused,
+    Recovering,
     RevisionMismatch,
     UnrewindError,
 )
-from journal.lifecycle import Lifecycle, Owner, lifecycle_of, step
+from journal.folding import fold
+from journal.lifecycle import (
+    RELEASE_ACTIONS,
+    Lifecycle,
+    Owner,
+    lifecycle_of,
+    step,
+    step_of_release,
+)
+from journal.release import REPORT_TYPE, Rules, check_report, is_report, permitted, report_of
+from journal.work import Status, Work
 
 ACCEPTED = "accepted"
 DUPLICATE = "duplicate"
+COMMITTED_ACTION = "release.committed"
 
 
 class Operation(Struct, frozen=True, gc=False):
@@ -64,7 +78,9 @@ class Acceptance(Struct, frozen=True, gc=False):
     """The receipt for an operation: the decision it became, now or earlier.
 
     ``durable_through`` is the revision through which the journal held the entity's history without
-    a gap when this decision was acknowledged.
+    a gap when this decision was acknowledged. ``releases`` are the IDs that the decision permits,
+    ``existing`` those among them that were there before and are made no second time, ``commands``
+    the IDs of the internal work that it asks for; a repeat names the releases alone.
     """
 
     operation: str
@@ -79,6 +95,9 @@ class Acceptance(Struct, frozen=True, gc=False):
     digest: str
     state: str
     durable_through: int
+    releases: tuple[str, ...] = ()
+    existing: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
 
 class Place(Struct, frozen=True):
@@ -112,32 +131,42 @@ class Decision(Struct, frozen=True, gc=False):
 
 
 class Context(Struct, frozen=True):
-    """What a batch is judged against besides the store: rules, identity, time."""
+    """What a batch is judged against besides the store: rules, time, whether effects may begin.
 
-    tenant: str
-    lifecycles: Mapping[str, Lifecycle]
+    ``admit`` raises Overloaded where a lane takes no more of what an operation would add to it.
+    """
+
+    rules: Rules
     recorded: str
+    effects: bool = True
+    admit: Callable[[Sequence[Work]], None] = lambda _: None
 
 
 class View(Struct, frozen=True):
     """Journalled state that a batch is judged against. ``known`` is keyed by operation ID.
 
     A known operation whose entry cannot be read stands there as the error that says so.
-    ``incomplete`` gives the durable boundary of each entity whose history is incomplete.
+    ``incomplete`` gives the durable boundary of each entity whose history is incomplete. ``work``
+    holds, for each entity, the rows of work that may matter: open ones, and those that are named.
     """
 
     tip: Place
     heads: Mapping[str, EntityHead]
     known: Mapping[str, Entry | UnrewindError]
     incomplete: Mapping[str, int] = {}
+    work: Mapping[str, Mapping[str, Work]] = {}
 
 
 class Judged(Struct, frozen=True):
-    """The batch's decisions in order, and for each operation its answer or its refusal."""
+    """The batch's decisions in order, and for each operation its answer or its refusal.
+
+    ``work`` has the rows of work that the decisions make or change, by ID.
+    """
 
     decisions: tuple[Decision, ...]
     answers: tuple[Acceptance | UnrewindError, ...]
     tip: Place
+    work: Mapping[str, Work]
 
 
 def check_operation(
@@ -157,6 +186,13 @@ def check_operation(
             field="entity",
         )
     check_name("action", operation.action, MAX_ACTION)
+    told = operation.action.startswith(RELEASE_ACTIONS)
+    if operation.body_type == REPORT_TYPE or (told and lifecycle.works):
+        raise Invalid(
+            f"{operation.action}: what became of a release is reported to "
+            "`POST releases/{id}/outcome`",
+            field="action",
+        )
     check_name("body type", operation.body_type, MAX_ACTION)
     for field in ("version", "actor", "principal"):
         check_string(field, getattr(operation, field))
@@ -166,7 +202,9 @@ def check_operation(
         raise Invalid("expected_revision must not be negative", field="expected_revision")
 
 
-def receipt(entry: Entry, outcome: str) -> Acceptance:
+def receipt(
+    entry: Entry, outcome: str, existing: tuple[str, ...] = (), commands: tuple[str, ...] = ()
+) -> Acceptance:
     """The answer for an entry that the journal holds."""
     envelope = entry.envelope
     return Acceptance(
@@ -182,6 +220,9 @@ def receipt(entry: Entry, outcome: str) -> Acceptance:
         digest=entry.digest,
         state=envelope.outcome.state,
         durable_through=envelope.revision,
+        releases=tuple([release.id for release in envelope.releases]),
+        existing=existing,
+        commands=commands,
     )
 
 
@@ -192,7 +233,7 @@ def repeat(operation: Operation, entry: Entry) -> Acceptance:
     pairs = {
         "entity": (operation.entity, first.entity),
         "action": (operation.action, first.action),
-        "version": (operation.version, first.version),
+        "version": (operation.version or _version_of_report(first), first.version),
         "actor": (operation.actor, first.actor),
         "body": (body, first.body),
         "at": (operation.at or first.at, first.at),
@@ -209,6 +250,10 @@ def repeat(operation: Operation, entry: Entry) -> Acceptance:
     return receipt(entry, DUPLICATE)
 
 
+def _version_of_report(envelope: Envelope) -> str | None:
+    return envelope.version if is_report(envelope.action, envelope.body.type) else None
+
+
 def judge(operations: Sequence[Operation], view: View, context: Context) -> Judged:
     """Judge operations in order, each seeing the decisions before it.
 
@@ -218,10 +263,14 @@ def judge(operations: Sequence[Operation], view: View, context: Context) -> Judg
     """
     heads = dict(view.heads)
     known = dict(view.known)
+    work = dict(view.work)
+    changed: dict[str, Work] = {}
     tip = view.tip
     decisions: list[Decision] = []
     answers: list[Acceptance | UnrewindError] = []
     for operation in operations:
+        entity = operation.entity
+        rows = work.get(entity, {})
         try:
             earlier = known.get(operation.operation)
             if isinstance(earlier, UnrewindError):
@@ -230,19 +279,38 @@ def judge(operations: Sequence[Operation], view: View, context: Context) -> Judg
                 _check_durable(earlier.envelope, view.incomplete)
                 answers.append(repeat(operation, earlier))
                 continue
-            if operation.entity in view.incomplete:
-                raise HistoryIncomplete(entity=operation.entity)
-            decision = _decide(operation, heads.get(operation.entity), tip, context)
+            if entity in view.incomplete:
+                raise HistoryIncomplete(entity=entity)
+            decision = _decide(operation, heads.get(entity), rows, tip, context)
+            after = fold(rows, decision.entry, decision.data, context.rules)
+            made = [row for row in after.values() if _is_new(row, rows)]
+            if made:
+                context.admit(made)
         except UnrewindError as error:
             answers.append(error)
             continue
         entry = decision.entry
         known[operation.operation] = entry
-        heads[operation.entity] = head_after(decision)
+        heads[entity] = head_after(decision)
         tip = Place(tip.history, tip.generation, tip.sequence + 1, entry.digest)
         decisions.append(decision)
-        answers.append(receipt(entry, ACCEPTED))
-    return Judged(tuple(decisions), tuple(answers), tip)
+        existing: tuple[str, ...] = ()
+        commands: tuple[str, ...] = ()
+        if after:
+            work[entity] = {**rows, **after}
+            changed.update(after)
+            commands = tuple([row.id for row in made if row.id.startswith("cmd_")])
+        if entry.envelope.releases:
+            ids = {row.id for row in made}
+            existing = tuple([r.id for r in entry.envelope.releases if r.id not in ids])
+        answers.append(receipt(entry, ACCEPTED, existing, commands))
+    return Judged(tuple(decisions), tuple(answers), tip, changed)
+
+
+def _is_new(row: Work, rows: Mapping[str, Work]) -> bool:
+    """Whether a decision makes this work, or revives what was cancelled."""
+    before = rows.get(row.id)
+    return row.status == Status.READY and (before is None or before.status != Status.READY)
 
 
 def _check_durable(envelope: Envelope, incomplete: Mapping[str, int]) -> None:
@@ -273,7 +341,11 @@ def head_after(decision: Decision) -> EntityHead:
 
 
 def _decide(
-    operation: Operation, head: EntityHead | None, tip: Place, context: Context
+    operation: Operation,
+    head: EntityHead | None,
+    rows: Mapping[str, Work],
+    tip: Place,
+    context: Context,
 ) -> Decision:
     revision = 0 if head is None else head.revision
     expected = operation.expected_revision
@@ -284,12 +356,37 @@ def _decide(
             expected=expected,
             actual=revision,
         )
-    lifecycle = lifecycle_of(context.lifecycles, operation.entity)
-    state = step(
-        lifecycle, None if head is None else head.state, operation.action, operation.version
-    )
+    rules = context.rules
+    lifecycle = lifecycle_of(rules.lifecycles, operation.entity)
     before = EMPTY if head is None else head.data.encode()
-    data = after(before, operation.body, operation.body_type)
+    releases: tuple[Release, ...] = ()
+    version = operation.version
+    if is_report(operation.action, operation.body_type):
+        state = _judge_report(operation, head, rows, lifecycle, context)
+        data = before
+        # A report decides on no content: what was decided on before still is.
+        version = None if head is None else head.version
+    else:
+        state = step(
+            lifecycle,
+            None if head is None else head.state,
+            operation.action,
+            operation.version,
+            None if head is None else head.version,
+        )
+        data = after(before, operation.body, operation.body_type)
+        action = lifecycle.actions.get(operation.action)
+        if action is not None and action.releases:
+            releases = permitted(
+                rules,
+                action,
+                operation.action,
+                operation.entity,
+                operation.version,
+                data,
+                operation.body,
+            )
+            _check_corrected(releases, rows)
     envelope = Envelope(
         action=operation.action,
         actor=operation.actor,
@@ -304,14 +401,42 @@ def _decide(
         predecessor=None if head is None else Predecessor(head.digest, head.history, head.revision),
         principal=operation.principal,
         recorded=context.recorded,
-        releases=(),
+        releases=releases,
         revision=revision + 1,
         sequence=tip.sequence + 1,
-        tenant=context.tenant,
+        tenant=rules.tenant,
         v=1,
-        version=operation.version,
+        version=version,
     )
     return Decision(seal(envelope, operation.body), data, lifecycle.owner)
+
+
+def _judge_report(
+    operation: Operation,
+    head: EntityHead | None,
+    rows: Mapping[str, Work],
+    lifecycle: Lifecycle,
+    context: Context,
+) -> str:
+    """The entity's state after what became of its release."""
+    report = report_of(operation.body)
+    if head is None:
+        raise NotFound(f"{operation.entity}: no decision of it is journalled")
+    withdrawn = head.state in lifecycle.withdrawn
+    check_report(operation.action, report, rows.get(report.release), withdrawn)
+    if operation.action == COMMITTED_ACTION and not context.effects:
+        raise Recovering("the tenant's stage allows no effects outside")
+    return step_of_release(lifecycle, head.state, operation.action)
+
+
+def _check_corrected(releases: Sequence[Release], rows: Mapping[str, Work]) -> None:
+    """A correction corrects a release of its own entity."""
+    for release in releases:
+        if release.corrects is not None and release.corrects not in rows:
+            raise Invalid(
+                f"{release.corrects} is no release of this entity that could be corrected",
+                field="body.corrects",
+            )
 
 
 def beginning(history: str, generation: int, first: int = 1, digest: str = GENESIS) -> Place:

@@ -21,6 +21,7 @@ from journal.history import Head, follows, link_of
 
 TENANT = "control/tenant"
 TOKEN = "control/token-"  # noqa: S105 - a prefix of entity names
+LANE = "control/lane-"
 LIFECYCLE_VERSION = "1"
 
 
@@ -54,16 +55,35 @@ class Stage(StrEnum):
 
 
 class Role(StrEnum):
-    """What a token may do; operator ⊃ writer ⊃ reader."""
+    """What a token may do; operator ⊃ writer ⊃ reader. A receiver may call back, and no more."""
 
+    RECEIVER = "receiver"
     READER = "reader"
     WRITER = "writer"
     OPERATOR = "operator"
 
     def covers(self, needed: Role) -> bool:
         """Whether this role includes ``needed``."""
+        if Role.RECEIVER in {self, needed}:
+            return self is needed
         order = list(Role)
         return order.index(self) >= order.index(needed)
+
+
+class Running(StrEnum):
+    """Whether a lane gives out its work. *off* is for best-effort lanes: it discards."""
+
+    ON = "on"
+    PAUSED = "paused"
+    OFF = "off"
+
+
+class LaneState(Struct, frozen=True):
+    """What an operator said about a lane last."""
+
+    running: Running
+    reason: str
+    since: str
 
 
 class Authority(Struct, frozen=True):
@@ -117,6 +137,7 @@ class Control(Struct, frozen=True):
     reason: str
     verdict: str | None
     since: str
+    lanes: dict[str, LaneState] = {}
 
     @property
     def begun(self) -> int | None:
@@ -192,6 +213,12 @@ def _apply(control: Control, entry: Entry, facts: dict[str, Any]) -> Control:
     )
     if envelope.entity.startswith(TOKEN):
         return _apply_token(control, envelope, facts)
+    if envelope.entity.startswith(LANE):
+        state = LaneState(
+            Running(envelope.outcome.state), str(facts.get("reason", "")), envelope.recorded
+        )
+        name = envelope.entity.removeprefix(LANE)
+        return msgspec.structs.replace(control, lanes={**control.lanes, name: state})
     if envelope.entity != TENANT:
         return control
     return _apply_tenant(control, envelope, facts)
@@ -301,6 +328,32 @@ def token_entry(
         control.authority.generation,
         state,
         facts,
+        operation,
+        now,
+        principal,
+    )
+
+
+def lane_entry(
+    control: Control,
+    lane: str,
+    running: Running,
+    reason: str,
+    operation: str,
+    now: str,
+    principal: str | None = None,
+) -> Entry:
+    """The control entry that pauses a lane, resumes it or switches it off."""
+    return _control_entry(
+        control.tenant,
+        LANE + lane,
+        str(running),
+        control.heads.get(LANE + lane, Head()),
+        control.sequence + 1,
+        control.authority.history,
+        control.authority.generation,
+        str(running),
+        {"reason": reason},
         operation,
         now,
         principal,

@@ -66,6 +66,10 @@ class OperationReused(Refusal):
     """The operation ID belongs to a different decision. Use a new ID for a new intention."""
 
 
+class LeaseLost(Refusal):
+    """The claim is not the newest one of this work any more; its report is kept as evidence."""
+
+
 # Where the decision belongs.
 
 

@@ -16,6 +16,9 @@ from journal.entry import MAX_ACTION, check_entity, check_name, check_type
 from journal.errors import Invalid, SettingsInvalid, TransitionRefused
 
 CONTROL = "control"
+OBSERVATION = "observation"
+RESERVED = (CONTROL, OBSERVATION)
+"""Entity types that unrewind alone writes."""
 
 
 class Owner(StrEnum):
@@ -33,12 +36,41 @@ class Kind(StrEnum):
     FREE = "free"
 
 
+class Mode(StrEnum):
+    """When a command runs: in the request that decided, or afterwards."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class Command(Struct, frozen=True, forbid_unknown_fields=True):
+    """Internal work that an action asks for, at least once, in the order of the list."""
+
+    name: str
+    lane: str
+    mode: Mode = Mode.ASYNC
+
+
 class Action(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
-    """One action: the states it may start from, the one it leads to, what it must carry."""
+    """One action: the states it may start from, the one it leads to, what it must carry.
+
+    ``instead`` maps a starting state to another target. ``same_version`` demands the version that
+    the decision before named. ``releases`` are the lanes in which it permits an effect; with
+    ``corrects`` its body must name the release that they correct.
+    """
 
     source: tuple[str, ...]
     to: str
+    instead: dict[str, str] = {}
     needs_version: bool = False
+    same_version: bool = False
+    releases: tuple[str, ...] = ()
+    corrects: bool = False
+    commands: tuple[Command, ...] = ()
+
+    def target(self, state: str) -> str:
+        """The state that the action leads to from ``state``."""
+        return self.instead.get(state, self.to)
 
 
 class Lifecycle(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,23 +81,55 @@ class Lifecycle(Struct, frozen=True, forbid_unknown_fields=True):
     version: str = "1"
     initial: str = "draft"
     actions: dict[str, Action] = {}
-    withdrawn: tuple[str, ...] = ("cancelled", "revoked")
+    withdrawn: tuple[str, ...] = ("cancelled", "revoked", "cancel-requested")
     projection: str | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether any action permits a release or asks for a command."""
+        return any(action.releases or action.commands for action in self.actions.values())
 
 
 DOCUMENT = Lifecycle(
-    version="1",
+    version="2",
     initial="draft",
     actions={
         "submit": Action(("draft", "submitted", "revoked"), "submitted"),
         "approve": Action(("submitted", "revoked"), "approved"),
-        "cancel": Action(("submitted", "approved", "revoked"), "cancelled"),
+        "cancel": Action(
+            ("submitted", "approved", "revoked", "committed"),
+            "cancelled",
+            instead={"committed": "cancel-requested"},
+        ),
         "revoke": Action(("approved",), "revoked"),
-        "release": Action(("approved",), "committed", needs_version=True),
-        "release.confirmed": Action(("committed",), "released"),
+        "release": Action(
+            ("approved",),
+            "approved",
+            needs_version=True,
+            same_version=True,
+            releases=("delivery",),
+        ),
+        "recall": Action(
+            ("released",), "recalled", needs_version=True, releases=("delivery",), corrects=True
+        ),
+        "release.committed": Action(("approved",), "committed"),
+        "release.confirmed": Action(("committed", "cancel-requested"), "released"),
+        "release.refused": Action(
+            ("committed", "cancel-requested"),
+            "approved",
+            instead={"cancel-requested": "cancelled"},
+        ),
+        "release.cancelled": Action(
+            ("committed", "cancel-requested"),
+            "approved",
+            instead={"cancel-requested": "cancelled"},
+        ),
     },
 )
 """The lifecycle that is shipped: a document is submitted, approved, and released or taken back."""
+
+RELEASE_ACTIONS = "release."
+"""Actions of this prefix say what became of a release. unrewind alone decides them."""
 
 
 def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
@@ -78,8 +142,8 @@ def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
             check_name(f"actions.{label}.to", action.to, MAX_ACTION)
     except Invalid as error:
         raise SettingsInvalid(f"[lifecycle.{name}]: {error.detail}") from None
-    if name == CONTROL:
-        raise SettingsInvalid("[lifecycle.control]: control is unrewind's own entity type")
+    if name in RESERVED:
+        raise SettingsInvalid(f"[lifecycle.{name}]: {name} is unrewind's own entity type")
     if lifecycle.kind is Kind.FREE and lifecycle.actions:
         raise SettingsInvalid(f"[lifecycle.{name}]: a free lifecycle lists no actions")
     if lifecycle.kind is Kind.DECLARED and not lifecycle.actions:
@@ -90,13 +154,33 @@ def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
         raise SettingsInvalid(
             f'[lifecycle.{name}]: projection = "module:name" and owner = "embedded" go together'
         )
-    reachable = {lifecycle.initial} | {action.to for action in lifecycle.actions.values()}
+    _check_actions(name, lifecycle)
+
+
+def _check_actions(name: str, lifecycle: Lifecycle) -> None:
+    reachable = {lifecycle.initial}
+    for action in lifecycle.actions.values():
+        reachable |= {action.to, *action.instead.values()}
     for label, action in lifecycle.actions.items():
         unknown = [state for state in action.source if state not in reachable]
         if unknown or not action.source:
             named = ", ".join(unknown) or "no state at all"
             raise SettingsInvalid(
                 f"[lifecycle.{name}.actions.{label}]: starts from {named}, which nothing leads to"
+            )
+        astray = sorted(action.instead.keys() - set(action.source))
+        if astray:
+            raise SettingsInvalid(
+                f"[lifecycle.{name}.actions.{label}]: instead names {', '.join(astray)}, from "
+                "which the action does not start"
+            )
+        if label.startswith(RELEASE_ACTIONS) and (action.releases or action.commands):
+            raise SettingsInvalid(
+                f"[lifecycle.{name}.actions.{label}]: what became of a release permits nothing"
+            )
+        if action.corrects and not action.releases:
+            raise SettingsInvalid(
+                f"[lifecycle.{name}.actions.{label}]: corrects goes with releases"
             )
 
 
@@ -108,8 +192,8 @@ def lifecycle_of(lifecycles: Mapping[str, Lifecycle], entity: str) -> Lifecycle:
 
 def _undeclared(entity: str) -> NoReturn:
     kind = check_entity(entity)
-    if kind == CONTROL:
-        raise Invalid("control entities are written by unrewind alone", field="entity")
+    if kind in RESERVED:
+        raise Invalid(f"{kind} entities are written by unrewind alone", field="entity")
     raise Invalid(
         f"entity type {kind} is not declared. Add to unrewind.toml:\n"
         f'[lifecycle.{kind}]\nkind = "free"\n'
@@ -119,18 +203,25 @@ def _undeclared(entity: str) -> NoReturn:
     )
 
 
-def step(lifecycle: Lifecycle, state: str | None, action: str, version: str | None) -> str:
+def step(
+    lifecycle: Lifecycle, state: str | None, action: str, version: str | None, decided: str | None
+) -> str:
     """The state after ``action`` from ``state`` (None: the entity has no decision yet).
 
-    Raises TransitionRefused naming what would be allowed, or Invalid when the action needs the
-    version of the content that it decides on.
+    ``version`` is the one that the action names, ``decided`` the one that the decision before it
+    named. Raises TransitionRefused naming what would be allowed, or that another version stands;
+    Invalid when the action needs the version of the content that it decides on.
     """
     if lifecycle.kind is Kind.FREE:
         return action
     current = lifecycle.initial if state is None else state
     rule = lifecycle.actions.get(action)
     if rule is None or current not in rule.source:
-        allowed = sorted(name for name, rule in lifecycle.actions.items() if current in rule.source)
+        allowed = sorted(
+            name
+            for name, rule in lifecycle.actions.items()
+            if current in rule.source and not name.startswith(RELEASE_ACTIONS)
+        )
         raise TransitionRefused(
             f"{action} is not allowed in state {current}; "
             f"allowed: {', '.join(allowed) or 'nothing'}",
@@ -138,6 +229,25 @@ def step(lifecycle: Lifecycle, state: str | None, action: str, version: str | No
             action=action,
             allowed=allowed,
         )
-    if rule.needs_version and version is None:
+    if (rule.needs_version or rule.releases) and version is None:
         raise Invalid(f"{action} needs the version of the content it decides on", field="version")
-    return rule.to
+    if rule.same_version and version != decided:
+        named = "no version" if decided is None else f"version {decided}"
+        raise TransitionRefused(
+            f"{action} names version {version}, and the decision before it names {named}: what was "
+            "decided for one version holds for no other",
+            state=current,
+            action=action,
+            version=version,
+            decided=decided,
+        )
+    return rule.target(current)
+
+
+def step_of_release(lifecycle: Lifecycle, state: str, action: str) -> str:
+    """The state after something became of a release: never refused, mostly the state as it was.
+
+    What happened in the world happened, whatever state the entity is in by now.
+    """
+    rule = lifecycle.actions.get(action)
+    return rule.target(state) if rule is not None and state in rule.source else state

@@ -32,10 +32,11 @@ from journal.errors import (
 from journal.feed import MAX_PAGE, Page, clamp, decode_cursor, encode_cursor
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
-from journal.log import FIRST_FLAW, PAGE_BYTES, FlawKey, FlawRow, Log, Row
+from journal.log import CONTROL, FIRST_FLAW, OBSERVATIONS, PAGE_BYTES, FlawKey, FlawRow, Log, Row
 from journal.record import Record
 from journal.store import tables
 
+_NO_OPERATIONS = frozenset({CONTROL, OBSERVATIONS})
 _MAX_REPLAY = 100_000
 _REVISION = re.compile(r"[0-9]{1,15}\Z")
 _NEIGHBOURS = 8
@@ -391,7 +392,7 @@ def _step(row: Row, flaws: Sequence[FlawRow]) -> Step:
 async def read_operation(record: Record, operation: str) -> Acceptance:
     """The authoritative status of an operation: the decision it became. Raises NotFound."""
     rows = await record.journal().operations([operation])
-    rows = [row for row in rows if row.stream != "control"]
+    rows = [row for row in rows if row.stream not in _NO_OPERATIONS]
     if not rows:
         raise NotFound(
             f"the journal holds no operation {operation}; if it was sent, repeat it",
@@ -411,7 +412,7 @@ async def read_operations(record: Record, after: str | None, limit: int | None) 
             if len(items) == size:
                 break
             position = row.position
-            if row.stream != "control":
+            if row.stream not in _NO_OPERATIONS:
                 items.append(receipt(_entry(row), DUPLICATE))
         if len(rows) < size:
             break

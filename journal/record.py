@@ -38,6 +38,7 @@ from journal.locks import Presence, StopFile, TurnLock
 from journal.log import CONTROL, Append, Look
 from journal.log.sqlite import SqliteLog
 from journal.projection import Projection, load_projections
+from journal.release import Rules
 from journal.settings import Settings
 from journal.sql import Projected
 from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
@@ -62,6 +63,7 @@ class Record:
         self.read_only = read_only
         self.clock = clock or SystemClock()
         self.lifecycles: Mapping[str, Lifecycle] = settings.lifecycles
+        self.rules = Rules(settings.tenant, settings.lifecycles, settings.lanes)
         self.projections: dict[str, Projection] = load_projections(settings.lifecycles)
         self.lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
         self.stop = StopFile(settings.beside("stop"))
@@ -143,6 +145,8 @@ class Record:
         self.stamp = stamp_of(settings.store_file) if self._trusted else None
 
     def _create_tables(self, store: SqliteStore) -> None:
+        """The tables that this version of unrewind, or a projection, has and the file lacks."""
+        store.create_tables()
         for kind, projection in self.projections.items():
             for ddl in projection.tables:
                 try:

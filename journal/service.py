@@ -26,6 +26,7 @@ from journal.errors import (
 )
 from journal.gate import Ruling
 from journal.intake import append_sealed
+from journal.lanework import LaneWork
 from journal.record import Record
 from journal.sealed import SealedAnswer
 from journal.settings import Settings
@@ -55,6 +56,7 @@ class Journal:
         self._read_thread = Worker()
         self._writer = Writer(self._writing, self._write_thread)
         self._control: Control | None = None
+        self.lanes = LaneWork(self._writer, self.write, self.read)
 
     # Decisions.
 

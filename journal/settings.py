@@ -17,10 +17,23 @@ from msgspec import Struct
 
 from journal.entry import check_tenant
 from journal.errors import Invalid, SettingsInvalid
+from journal.lanes import DELIVERY, Lane, Receiver, check_lanes
 from journal.lifecycle import DOCUMENT, Lifecycle, check_lifecycle
 
 CONFIG_NAME = "unrewind.toml"
 PREFIX = "UNREWIND_"
+
+
+_TABLES = frozenset({"lifecycle", "lane", "receiver", "alert"})
+"""Settings that only the file can give."""
+
+
+class Alert(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where alerts go besides the log and the metrics; the secret is named, never written here."""
+
+    webhook: str | None = None
+    secret_env: str | None = None
+    timeout: float = 10.0
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,12 +54,26 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     lock_timeout: float = 4.0
     handoff_every: float = 2.0
     detect_every: float = 60.0
+    dispatch: bool = True
+    dispatch_every: float = 1.0
+    sweep_every: float = 30.0
+    sweep_overdue: float = 300.0
+    max_outstanding: float = 1_000_000.0
+    keep: float = 2_592_000.0
     lifecycle: dict[str, Lifecycle] = {}
+    lane: dict[str, Lane] = {}
+    receiver: dict[str, Receiver] = {}
+    alert: Alert = Alert()
 
     @property
     def lifecycles(self) -> dict[str, Lifecycle]:
         """Every entity type: the shipped `document` and the declared ones, which may replace it."""
         return {"document": DOCUMENT, **self.lifecycle}
+
+    @property
+    def lanes(self) -> dict[str, Lane]:
+        """Every lane: the shipped `delivery` and the declared ones, which may replace it."""
+        return {"delivery": DELIVERY, **self.lane}
 
     @property
     def home(self) -> Path:
@@ -82,7 +109,7 @@ def load(
     values = _read_file(Path(named or CONFIG_NAME), required=named is not None)
     for field in Settings.__struct_fields__:
         text = environment.get(PREFIX + field.upper())
-        if text is not None and field != "lifecycle":
+        if text is not None and field not in _TABLES:
             values[field] = text
     values.update({key: value for key, value in (overrides or {}).items() if value is not None})
     try:
@@ -115,10 +142,20 @@ def _check(settings: Settings) -> None:
     for field in ("max_waiting", "max_batch", "max_body", "max_request"):
         if getattr(settings, field) < 1:
             raise SettingsInvalid(f"{field} must be at least 1")
-    for field in ("lock_timeout", "handoff_every", "detect_every"):
+    for field in (
+        "lock_timeout",
+        "handoff_every",
+        "detect_every",
+        "dispatch_every",
+        "sweep_every",
+        "sweep_overdue",
+        "max_outstanding",
+        "keep",
+    ):
         if not getattr(settings, field) > 0:
             raise SettingsInvalid(f"{field} must be above 0")
     if settings.store_file.resolve() == settings.journal_file.resolve():
         raise SettingsInvalid("store and journal must lie in different directories")
     for name, lifecycle in settings.lifecycles.items():
         check_lifecycle(name, lifecycle)
+    check_lanes(settings.lanes, settings.receiver, settings.lifecycles)

@@ -10,6 +10,7 @@ from journal.control import Stage, tip_of
 from journal.detection import Verdict
 from journal.errors import EngineError, FileChanged, JournalUnavailable
 from journal.filesystem import same_device
+from journal.lanes import Contract, terms_of
 from journal.lifecycle import Owner
 from journal.record import Record
 from journal.store import tables
@@ -132,6 +133,34 @@ def failure_scope(record: Record) -> list[str]:
             f"caller-owned types ({', '.join(callers)}): a rewound caller is noticed by its next "
             "append when it keeps a sequence, else only per entity"
         )
+    scope += _of_lanes(record)
     if settings.allow_network_filesystem:
         scope.append("network filesystems are allowed: SQLite can lose commits there")
+    return scope
+
+
+def _of_lanes(record: Record) -> list[str]:
+    """What receivers do not promise, of the lanes that lifecycles release to."""
+    settings = record.settings
+    used = {
+        lane
+        for lifecycle in record.lifecycles.values()
+        for action in lifecycle.actions.values()
+        for lane in action.releases
+    }
+    scope = []
+    for name in sorted(used):
+        lane = settings.lanes[name]
+        who = "its workers' receivers" if lane.receiver is None else f"receiver {lane.receiver}"
+        terms = terms_of(lane, settings.receiver)
+        if terms.contract is Contract.OPAQUE:
+            scope.append(
+                f"lane {name}: {who} can neither be asked nor suppress a repeat: an unknown "
+                f"outcome waits for {lane.owner}"
+            )
+        elif terms.contract is Contract.IDEMPOTENT:
+            scope.append(
+                f"lane {name}: {who} suppress repeats for {terms.window:g} s after the first "
+                "commitment; an outcome still unknown then is held"
+            )
     return scope

@@ -7,12 +7,14 @@ Everything here runs under the tenant's turn lock, in one thread, against one ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import msgspec
 from msgspec import Struct
 
 from journal.acceptance import (
+    COMMITTED_ACTION,
     Acceptance,
     Context,
     Decision,
@@ -22,6 +24,7 @@ from journal.acceptance import (
     View,
     judge,
 )
+from journal.admission import MEASURED_OVER, Door, Load
 from journal.control import Control, tip_of
 from journal.detection import Finding, Seen, Verdict
 from journal.entry import Entry, admit
@@ -44,11 +47,14 @@ from journal.lifecycle import Owner
 from journal.log import DECISIONS, Append, Look, Row
 from journal.projection import statements_of
 from journal.record import Record
-from journal.sql import Rows, Statement
+from journal.release import is_report, report_of
+from journal.sql import Result, Rows, Statement
 from journal.standing import LOGGER, close_tenant, compare_heads, examine, poison
 from journal.store import tables
+from journal.store import work as works
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
+from journal.work import FINISHED, Status, Work
 
 Answer = Acceptance | UnrewindError
 
@@ -81,7 +87,7 @@ async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
     with record.lock.held():
         for _ in range(_ATTEMPTS):
             try:
-                return await _decide(record, await make_ready(record), operations)
+                return await decide(record, await make_ready(record), operations)
             except FileChanged as error:
                 LOGGER.warning("%s; opening it anew", error)
                 await record.open_files()
@@ -121,19 +127,67 @@ async def make_ready(record: Record) -> Ready:
     return Ready(seen.look, record.control, record.store, seen.marker, tip)
 
 
-async def _decide(record: Record, ready: Ready, operations: Sequence[Operation]) -> list[Answer]:
-    if not operations:
+async def decide(
+    record: Record, ready: Ready, operations: Sequence[Operation], claim: Claim | None = None
+) -> list[Answer]:
+    """The turn's middle: judge, commit, journal. Under the turn lock, after ``make_ready``.
+
+    What a ``claim`` adds is committed in the same batch as the decisions.
+    """
+    if not operations and claim is None:
         return []
     view = await _view(record, ready, operations)
-    context = Context(record.settings.tenant, record.lifecycles, record.clock.now())
+    effects = ready.control.authority.stage.effects
+    context = Context(record.rules, record.clock.now(), effects, await _door(record, ready, view))
     judged = judge(operations, view, context)
-    if judged.decisions:
+    if judged.decisions or claim is not None:
         try:
-            await _commit(record, ready, judged)
+            await _commit(record, ready, judged, claim)
         except ConstraintFailed as error:
             return await _in_halves(record, operations, judged, error)
+    if judged.decisions:
         await journal_entries(record, [decision.entry for decision in judged.decisions], ready.look)
     return list(judged.answers)
+
+
+class Claim(Struct, frozen=True):
+    """What a claim adds to a batch: statements, and how a row looks that it has committed."""
+
+    statements: Sequence[Statement | Rows]
+    leased: Callable[[Work], Work]
+
+
+async def _door(record: Record, ready: Ready, view: View) -> Callable[[Sequence[Work]], None]:
+    """What admits new work, by the lanes' counters; asked only where a batch may make some."""
+    if not view.work:
+        return _let_in
+    counts, flow = await ready.store.read([works.READ_COUNTS, works.read_flow(MEASURED_OVER)])
+    loads, outstanding = loads_of(counts, flow)
+    return Door(record.rules.lanes, loads, outstanding, record.settings.max_outstanding).admit
+
+
+def _let_in(_: Sequence[Work]) -> None:
+    """A batch that makes no work needs no door."""
+
+
+def loads_of(counts: Result, flow: Result) -> tuple[dict[str, Load], float]:
+    """Each lane's load, and the weight of all that is outstanding, from the store's counters."""
+    waiting: dict[str, float] = {}
+    outstanding = 0.0
+    for row in works.counts_of(counts):
+        if row.status not in FINISHED and row.status != Status.DEAD:
+            waiting[row.lane] = waiting.get(row.lane, 0.0) + row.weight
+            outstanding += row.weight
+    rates = {lane: (arrived, done, max(span, 1)) for lane, arrived, done, span in flow}
+    loads = {
+        lane: Load(
+            waiting.get(lane, 0.0),
+            rates.get(lane, (0, 0, 1))[0] / rates.get(lane, (0, 0, 1))[2],
+            rates.get(lane, (0, 0, 1))[1] / rates.get(lane, (0, 0, 1))[2],
+        )
+        for lane in waiting.keys() | rates.keys()
+    }
+    return loads, outstanding
 
 
 async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -> View:
@@ -143,7 +197,9 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
         flawed = await log.flawed() if ready.look.flawed else {}
     statement = tables.read_heads({operation.entity for operation in operations})
     try:
-        heads = tables.heads_of((await ready.store.read([statement]))[0])
+        found, *others = await ready.store.read([statement, *_work_wanted(record, operations)])
+        heads = tables.heads_of(found)
+        work = _by_entity(operations, others) if others else {}
         if ready.store.database.tolerant:
             raise Damaged("it holds text that is not UTF-8")  # noqa: TRY301 - handled as any other
     except Damaged as error:
@@ -155,7 +211,48 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be read: {error}") from error
     known = {row.operation: _known(row) for row in rows}
-    return View(ready.tip, heads, known, flawed)
+    return View(ready.tip, heads, known, flawed, work)
+
+
+def _work_wanted(record: Record, operations: Sequence[Operation]) -> list[Statement]:
+    """The reads for what work a batch may change; none where no operation has to do with any."""
+    concerned: list[Operation] = []
+    named: list[str] = []
+    for operation in operations:
+        lifecycle = record.lifecycles.get(operation.entity.partition("/")[0])
+        if is_report(operation.action, operation.body_type):
+            concerned.append(operation)
+            named.append(report_of(operation.body).release)
+        elif lifecycle is not None and lifecycle.works:
+            concerned.append(operation)
+            action = lifecycle.actions.get(operation.action)
+            if action is not None and action.corrects:
+                named += _named_in(operation.body)
+    if not concerned:
+        return []
+    versions = [(each.entity, each.version) for each in concerned if each.version is not None]
+    wanted = [works.read_of_entities([each.entity for each in concerned], versions)]
+    return [*wanted, works.read_work(named)] if named else wanted
+
+
+def _named_in(body: bytes) -> list[str]:
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return []
+    corrects = found.get("corrects") if isinstance(found, dict) else None
+    return [corrects] if isinstance(corrects, str) else []
+
+
+def _by_entity(
+    operations: Sequence[Operation], results: Sequence[Result]
+) -> dict[str, Mapping[str, Work]]:
+    grouped: dict[str, dict[str, Work]] = {operation.entity: {} for operation in operations}
+    for result in results:
+        for row in works.rows_of(result):
+            if row.entity in grouped:
+                grouped[row.entity][row.id] = row
+    return dict(grouped)
 
 
 def _known(row: Row) -> Entry | UnrewindError:
@@ -169,12 +266,17 @@ def _known(row: Row) -> Entry | UnrewindError:
         )
 
 
-async def _commit(record: Record, ready: Ready, judged: Judged) -> None:
+async def _commit(record: Record, ready: Ready, judged: Judged, claim: Claim | None) -> None:
     statements: list[Statement | Rows] = [
-        tables.fence(ready.marker, judged.tip, ready.tip.sequence),
-        *tables.write_decisions(judged.decisions),
-        *project(record, judged.decisions),
+        tables.fence(ready.marker, judged.tip, ready.tip.sequence)
     ]
+    if judged.decisions:
+        statements += tables.write_decisions(judged.decisions)
+    if judged.work:
+        statements.append(works.write_work(_as_they_run(judged, claim)))
+    statements += project(record, judged.decisions)
+    if claim is not None:
+        statements += claim.statements
     try:
         await ready.store.batch(statements)
     except (ConstraintFailed, FenceFailed, FileChanged):
@@ -184,6 +286,18 @@ async def _commit(record: Record, ready: Ready, judged: Judged) -> None:
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be written: {error}") from error
     record.saw()
+
+
+def _as_they_run(judged: Judged, claim: Claim | None) -> list[Work]:
+    """The rows as they are written: what this batch commits to runs under the claim's lease."""
+    if claim is None:
+        return [*judged.work.values()]
+    committed = {
+        report_of(decision.entry.body).release
+        for decision in judged.decisions
+        if decision.entry.envelope.action == COMMITTED_ACTION
+    }
+    return [claim.leased(row) if row.id in committed else row for row in judged.work.values()]
 
 
 def project(record: Record, decisions: Sequence[Decision]) -> Iterator[Statement]:
@@ -201,8 +315,8 @@ async def _in_halves(
     record: Record, operations: Sequence[Operation], judged: Judged, error: ConstraintFailed
 ) -> list[Answer]:
     """Give each half a batch of its own, so that in the end only the one at fault is refused."""
-    if len(operations) == 1:
-        if judged.decisions[0].owner is Owner.EMBEDDED:
+    if len(operations) <= 1:
+        if judged.decisions and judged.decisions[0].owner is Owner.EMBEDDED:
             return [_refusal(operations[0].entity, error)]
         finding = Finding(Verdict.REPLACED, f"the store contradicts itself: {error}")
         await close_tenant(record, finding)

@@ -7,6 +7,7 @@ leaves a place from which the next ``apply`` goes on (P11).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 
 from journal.acceptance import Decision, Place, beginning
 from journal.errors import ConstraintFailed, DiskFailed, Refused
@@ -18,9 +19,11 @@ from journal.record import Record
 from journal.sql import Rows, Statement
 from journal.standing import LOGGER, poison
 from journal.store import tables
+from journal.store import work as works
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
 from journal.writepath import project
+from reconstruct.working import work_of
 from reconstruct.planning import PAGE, Base, Progress, silent
 from reconstruct.replay import Replay
 
@@ -59,6 +62,7 @@ async def undo(record: Record, base: Base, rebuild: Sequence[str]) -> None:
             statements: list[Statement | Rows] = [
                 tables.fence(marker, back, min(back.sequence, marker.journalled)),
                 tables.delete_heads(part),
+                works.delete_derived(part, base.common),
             ]
             if start == 0:
                 statements.append(tables.delete_decisions_above(base.common))
@@ -98,18 +102,22 @@ async def walk(
     replay: Replay,
     progress: Progress = silent,
     total: int = 0,
+    *,
+    anew: bool = False,
 ) -> int:
     """Replay, in sequence order, what the store lacks above ``after``; how many decisions.
 
-    Its cost follows what was lost. Entities in ``rebuild`` only have their bytes kept.
+    Its cost follows what was lost. Entities in ``rebuild`` only have their bytes kept. ``anew``
+    says that the store is rebuilt from nothing (``reconstruct.working``).
     """
+    keep = partial(_keep, anew=anew)
     done = 0
     log = record.journal()
     while rows := await log.decisions(after, PAGE):
         with record.lock.held():
             statement = tables.read_heads({row.entity for row in rows} - rebuild)
             replay.load(tables.heads_of((await the_store(record).read([statement]))[0]))
-            await _replay_page(record, rows, rebuild, replay, _keep)
+            await _replay_page(record, rows, rebuild, replay, keep)
         replay.forget()
         after = rows[-1].sequence or after
         done += len(rows)
@@ -148,7 +156,9 @@ class ProjectionFailed(Exception):
     """The application's own statements were refused, or its code raised."""
 
 
-async def _keep(record: Record, rows: Sequence[Row], decisions: Sequence[Decision]) -> None:
+async def _keep(
+    record: Record, rows: Sequence[Row], decisions: Sequence[Decision], *, anew: bool
+) -> None:
     """The rows' bytes, the decisions that they led to, and the marker at the last of them."""
     marker = await the_marker(record)
     last = rows[-1]
@@ -156,7 +166,8 @@ async def _keep(record: Record, rows: Sequence[Row], decisions: Sequence[Decisio
     replayed = {decision.entry.digest for decision in decisions}
     fence = tables.fence(marker, place, place.sequence)
     kept = tables.keep_decisions([row for row in rows if row.digest not in replayed])
-    await _project(record, [fence, *tables.write_decisions(decisions), kept], decisions)
+    work = await work_of(record, decisions, anew=anew)
+    await _project(record, [fence, *tables.write_decisions(decisions), kept, *work], decisions)
 
 
 async def _project(
@@ -188,7 +199,9 @@ async def rebuild_entity(record: Record, entity: str, replay: Replay) -> None:
         decisions = replay.run(rows)
         marker = await the_marker(record)
         fence = tables.fence(marker, marker.place, marker.journalled)
-        await commit(record, [fence, tables.delete_heads([entity]), *tables.write_heads(decisions)])
+        work = await work_of(record, decisions, anew=True)
+        heads = tables.write_heads(decisions)
+        await commit(record, [fence, tables.delete_heads([entity]), *heads, *work])
         replay.put_back(entity, None)
 
 
@@ -221,4 +234,5 @@ async def _rewrite(record: Record, _: Sequence[Row], decisions: Sequence[Decisio
     """The rows that decisions lead to, where their bytes stand already and the marker stays."""
     marker = await the_marker(record)
     fence = tables.fence(marker, marker.place, marker.journalled)
-    await _project(record, [fence, *tables.write_heads(decisions)], decisions)
+    work = await work_of(record, decisions, anew=True)
+    await _project(record, [fence, *tables.write_heads(decisions), *work], decisions)

@@ -13,6 +13,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -227,8 +228,15 @@ async def apply(
         replay = Replay(record.lifecycles)
         rebuild = found.plan.rebuild
         await undo(record, found.base, rebuild)
+        anew = _fresh_mark(record.settings).exists()
         replayed = await walk(
-            record, found.base.common, set(rebuild), replay, progress, found.plan.missing
+            record,
+            found.base.common,
+            set(rebuild),
+            replay,
+            progress,
+            found.plan.missing,
+            anew=anew,
         )
         embedded = {entity for entity in rebuild if is_embedded(record, entity)}
         for number, entity in enumerate(rebuild, 1):
@@ -240,6 +248,7 @@ async def apply(
         await _note_flaws(record, replay, found.faulty)
         control = await _start_history(record, found, principal)
         await _finish(record, control)
+        _fresh_mark(record.settings).unlink(missing_ok=True)
     authority = control.authority
     return Applied(
         plan=found.plan.plan,
@@ -276,8 +285,14 @@ async def _require_begun(record: Record) -> Control:
     return control
 
 
+def _fresh_mark(settings: Settings) -> Path:
+    """Stands while a store is rebuilt from nothing, so that an interrupted apply knows it too."""
+    return settings.beside("fresh")
+
+
 async def _fresh_store(record: Record) -> None:
     """A new store file; what is left of the old one is moved aside, never overwritten."""
+    _fresh_mark(record.settings).touch()
     with record.lock.held():
         if record.store is not None:
             with suppress(EngineError):

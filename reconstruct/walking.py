@@ -27,7 +27,7 @@ from journal.sqlite import Database
 
 PARALLEL_FROM = 20_000
 _REPORT_EVERY = 20_000
-_CONTROL = "control/"
+_OURS = ("control/", "observation/")
 _MAPPED = 1 << 40
 
 Progress = Callable[[int, int, str], None]
@@ -142,7 +142,7 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
             findings.extend(current.findings())
             current = _Entity(name)
             last_digest, last_history, last, last_before = "", "", 0, None
-            entities += not name.startswith(_CONTROL)
+            entities += not name.startswith(_OURS)
         history = hexes.get(raw_history) or hexes.setdefault(raw_history, raw_history.hex())
         digest = sha256(b"\0" + text).hexdigest()
         try:

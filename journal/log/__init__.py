@@ -20,6 +20,7 @@ from journal.history import Flaw, Head, Link
 
 DECISIONS = "decisions"
 CONTROL = "control"
+OBSERVATIONS = "observations"
 CALLER = "caller/"
 
 PAGE_BYTES = 16 * 1024 * 1024
@@ -223,6 +224,12 @@ class Log(Protocol):
 
     async def place_in(self, stream: str, history: str, sequence: int) -> str | None:
         """The digest at a place of a caller's own order."""
+
+    async def stream(self, stream: str, after: int, limit: int) -> list[Row]:
+        """Entries of one order above a sequence of it, in order."""
+
+    async def last_in(self, stream: str) -> int:
+        """The last sequence of a stream; 0 when it has none."""
 
     async def close(self) -> None:
         """Let go of the log."""

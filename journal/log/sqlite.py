@@ -325,6 +325,25 @@ class SqliteLog:
         )
         return rows[0][0] if rows else None
 
+    async def stream(self, stream: str, after: int, limit: int) -> list[Row]:
+        """See ``Log.stream``."""
+        return self._page(
+            f"{_FROM} WHERE stream = ? AND sequence > ? ORDER BY sequence LIMIT ?",
+            stream,
+            after,
+            limit,
+        )
+
+    async def last_in(self, stream: str) -> int:
+        """See ``Log.last_in``."""
+        rows = self._query(
+            "SELECT coalesce(max(sequence), 0) FROM entries"
+            " WHERE stream = ? AND sequence IS NOT NULL",
+            stream,
+        )
+        last: int = rows[0][0]
+        return last
+
     async def close(self) -> None:
         """See ``Log.close``."""
         self.database.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from journal.sql import Batch, Result
+from journal.sql import Batch, Result, Statement
 from journal.sqlite import Database, Stamp
 
 
@@ -14,11 +14,20 @@ def schema() -> str:
     return files("journal.store").joinpath("schema.sql").read_text(encoding="utf-8")
 
 
+_HAS_WORK = Statement("SELECT count(*) FROM sqlite_master WHERE name GLOB 'unrewind_*'")
+_TABLES = schema().count("IF NOT EXISTS unrewind_")
+
+
 class SqliteStore:
     """A ``Store`` whose calls block and never suspend; run it in a ``Worker``."""
 
     def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
         self.database = Database(path, schema=schema() if create else None, read_only=read_only)
+
+    def create_tables(self) -> None:
+        """Add the tables that the file lacks. Nothing is written when it has them all."""
+        if self.database.read([_HAS_WORK])[0][0][0] < _TABLES:
+            self.database.connection.executescript(f"BEGIN IMMEDIATE;\n{schema()}\nCOMMIT;")
 
     async def read(self, statements: Batch) -> list[Result]:
         """See ``Store.read``."""

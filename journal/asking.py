@@ -1,0 +1,138 @@
+"""Asking: what receivers are to be asked about, and what follows from their answers.
+
+An answer of the receiver is the authority on an outcome; callbacks and elapsed time only say when
+to ask.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from journal.errors import NotFound
+from journal.lifecycle import RELEASE_ACTIONS
+from journal.outcomes import Change, Decide, Put, Reported, Told, after_answer
+from journal.record import Record
+from journal.release import Report
+from journal.reports import Reception, apply, lane_of, read_row, terms, write_ready
+from journal.store import work as works
+from journal.work import ASKABLE, Status, Work, note, seconds_since
+from journal.writepath import make_ready
+
+
+class Question(Struct, frozen=True):
+    """A release about which its receiver is to be asked."""
+
+    id: str
+    receiver: str
+    digest: str | None
+
+
+async def to_ask(record: Record, lane: str, limit: int) -> list[Question]:
+    """The releases of a lane about which to ask now; nobody else asks about them for a while."""
+    receiver = lane_of(record, lane).receiver
+    declared = None if receiver is None else record.settings.receiver.get(receiver)
+    if declared is None or declared.status_url is None:
+        return []
+    with record.lock.held():
+        ready = await make_ready(record)
+        rows, _ = works.readable_of((await ready.store.read([works.read_askable(lane, limit)]))[0])
+        if rows:
+            ids = [row.id for row in rows]
+            await write_ready(record, ready, [works.postpone(ids, declared.poll)])
+    return [Question(row.id, row.receiver or "", row.digest) for row in rows]
+
+
+async def take_answer(
+    record: Record, told: Told, said: Reported, idle: str | None = None
+) -> Reception | None:
+    """Take in what the receiver said; None when the release has ended or is under way again.
+
+    ``idle`` is the worker that asked, where it is at no work on this release itself.
+    """
+    with record.lock.held():
+        ready = await make_ready(record)
+        row = await read_row(record, said.id)
+        if row.status not in ASKABLE:
+            return None
+        receiver = record.settings.receiver.get(row.receiver or "")
+        if receiver is None:
+            raise NotFound(f"there is no receiver {row.receiver}", receiver=row.receiver)
+        now: str = (await ready.store.read([works.READ_NOW]))[0][0][0]
+        found = terms(record, row.lane)
+        change: Change
+        if told is Told.NOT_FOUND and seconds_since(row.committed, now) >= found.window:
+            told, change = Told.UNKNOWN, forgotten(row, said)
+        else:
+            wait = max(receiver.poll, said.retry_after or 0.0)
+            if told is Told.NOT_FOUND and row.worker is not None and _is_over(row.worker, idle):
+                row = _ended(row, now)
+            change = after_answer(row, told, said, found, now, wait, over=row.worker is None)
+        identity = f"{row.id}/{told}/asked-{row.attempts}"
+        return await apply(record, ready, row, change, None, identity)
+
+
+def _is_over(worker: str, idle: str | None) -> bool:
+    """Whether an attempt is proven to have ended on our side: nobody can make its call any more."""
+    return worker == idle or is_dead(worker)
+
+
+def _ended(row: Work, now: str) -> Work:
+    """The row of an attempt whose end was proven now.
+
+    When it made its call is not known: it may have been stopped for long between its step and its
+    call. So the receiver's time for it is counted from here.
+    """
+    return msgspec.structs.replace(row, worker=None, started=now)
+
+
+def forgotten(row: Work, said: Reported) -> Change:
+    """What follows when the receiver knows nothing of a release any more: its window is over.
+
+    That proves nothing, so nobody asks on: it waits for its owner.
+    """
+    evidence = f"{said.evidence or 'not found'}: its window is over, which proves nothing"
+    if row.status == Status.UNKNOWN:
+        return Put(msgspec.structs.replace(row, due=None, last_error=note(evidence)))
+    report = Report(
+        release=row.id,
+        worker=row.worker,
+        execution=row.execution,
+        evidence=note(evidence),
+        maybe=True,
+    )
+    return Decide(f"{RELEASE_ACTIONS}unknown", report)
+
+
+def worker_name(kind: str) -> str:
+    """A name for this process as a worker, from which ``is_dead`` tells whether it still lives."""
+    return f"{kind}:{_place()}:{os.getpid()}"
+
+
+def is_dead(worker: str) -> bool:
+    """Whether the process that made an attempt is proven dead. A remote one never is."""
+    parts = worker.rsplit(":", 2)
+    if len(parts) != 3 or parts[1] != _place() or not parts[2].isdigit():  # noqa: PLR2004 - kind:place:pid
+        return False
+    try:
+        os.kill(int(parts[2]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _place() -> str:
+    """Where a process number means something: this host, and here its namespace of processes.
+
+    Containers that share a host's name see different processes under one number.
+    """
+    host = os.uname().nodename
+    try:
+        return f"{host}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return host
