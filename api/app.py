@@ -14,18 +14,25 @@ from litestar.handlers import HTTPRouteHandler
 from api import (
     openapi,
     problems,
+    routes_callbacks,
     routes_decisions,
+    routes_lanes,
+    routes_letters,
     routes_reading,
     routes_recovery,
+    routes_releases,
     routes_service,
     routes_tokens,
+    routes_watching,
+    routes_work,
 )
+from api.alerts import Alerts
 from api.answers import encode
 from api.auth import Authentication
 from api.health import Health
 from api.requests import clean_path
 from api.routes_decisions import base_of
-from api.schedule import Schedule
+from api.working import working
 from journal import Journal, Settings
 from journal.errors import Invalid
 
@@ -51,22 +58,21 @@ class Application(Litestar):
 def create_app(settings: Settings, journal: Journal | None = None) -> Application:
     """The application over the settings' tenant, or over a ``journal`` that is started already.
 
-    Its lifespan starts and stops the tenant (a given one is left to its owner) and the schedule.
+    Its lifespan starts and stops the tenant (a given one is left to its owner), the dispatcher and
+    the schedule.
     """
     owned = journal is None
     tenant = Journal(settings) if journal is None else journal
+    alerts = Alerts(settings)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if owned:
             await tenant.start()
         try:
-            schedule = Schedule(tenant)
-            schedule.start()
-            try:
+            async with working(tenant, alerts) as dispatcher:
+                app.state["dispatcher"] = dispatcher
                 yield
-            finally:
-                schedule.stop()
         finally:
             if owned:
                 await tenant.stop()
@@ -76,12 +82,20 @@ def create_app(settings: Settings, journal: Journal | None = None) -> Applicatio
         route_handlers=[
             *routes_decisions.ROUTES,
             *routes_reading.ROUTES,
+            *routes_releases.ROUTES,
+            *routes_work.ROUTES,
+            *routes_lanes.ROUTES,
+            *routes_letters.ROUTES,
+            *routes_callbacks.ROUTES,
             *routes_recovery.ROUTES,
             *routes_tokens.ROUTES,
             *routes_service.OF_TENANT,
+            *routes_watching.OF_TENANT,
         ],
     )
-    app = build(tenant, [of_tenant, *routes_service.OF_SERVER], [lifespan])
+    of_server = [*routes_service.OF_SERVER, *routes_watching.OF_SERVER]
+    app = build(tenant, [of_tenant, *of_server], [lifespan])
+    app.state["alerts"] = alerts
     app.state["openapi"] = encode(openapi.document(app, _version()))
     return app
 

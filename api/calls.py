@@ -9,24 +9,27 @@ from msgspec import Struct
 
 from api.auth import NEEDS, PUBLIC
 from journal.control import Role
+from journal.work import Status
 
 CALL = "call"
 
 
 class Parameter(Struct, frozen=True):
-    """One parameter of a path, query or header, with its JSON schema."""
+    """One parameter of a path, query or header, with its JSON schema. A path's is required."""
 
     name: str
     where: str
     schema: Mapping[str, Any]
     about: str
+    required: bool = False
 
 
 class Call(Struct, frozen=True):
     """One call as the OpenAPI document describes it.
 
-    ``answers`` maps a status to the type of its JSON (None: no content); ``problems`` names the
-    problem types beyond those that every authenticated call may answer with.
+    ``answers`` maps a status to the type of its content (None: there is none), which is JSON unless
+    ``media_type`` says otherwise; ``problems`` names the problem types beyond those that every
+    authenticated call may answer with.
     """
 
     about: str
@@ -36,6 +39,7 @@ class Call(Struct, frozen=True):
     body: Any = None
     body_optional: bool = False
     parameters: tuple[Parameter, ...] = ()
+    media_type: str = "application/json"
 
 
 def described(call: Call) -> dict[str, Any]:
@@ -48,11 +52,12 @@ def _integer(least: int, most: int = 2**53 - 1) -> dict[str, Any]:
 
 
 _NAME = {"type": "string", "minLength": 1}
+_DECLARED = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,63}$"}
 
 ENTITY_TYPE = Parameter(
     "type",
     "path",
-    {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,63}$"},
+    _DECLARED,
     "The entity's type.",
 )
 ENTITY_ID = Parameter("id", "path", _NAME, "The entity's ID; `/` within it is sent as `%2F`.")
@@ -73,4 +78,43 @@ IDEMPOTENCY_KEY = Parameter(
     {"type": "string", "minLength": 1, "maxLength": 258},
     "The operation ID, bare or as a quoted string, where the body has none. If both are there they "
     "must be equal.",
+)
+RELEASE = Parameter("id", "path", _NAME, "The release's ID, which the permitting receipt names.")
+WORK = Parameter("id", "path", _NAME, "The ID of a release, a command or an item.")
+LANE = Parameter("lane", "path", _DECLARED, "The lane's name.")
+RECEIVER = Parameter("receiver", "path", _DECLARED, "The receiver's name, which is the token's.")
+OF_LANE = Parameter("lane", "query", _DECLARED, "Only what stands in this lane.")
+OF_STATUS = Parameter(
+    "status", "query", {"type": "string", "enum": [*map(str, Status)]}, "Only what has this status."
+)
+OF_ENTITY = Parameter(
+    "entity",
+    "query",
+    {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,63}/"},
+    "Only what belongs to this entity, `type/id`.",
+)
+OF_ACTION = Parameter("action", "query", _NAME, "Only decisions of this action.")
+SIGNED = (
+    Parameter(
+        "webhook-id",
+        "header",
+        {"type": "string", "minLength": 1, "maxLength": 128},
+        "The callback's own ID, by which it is taken once. It may not hold a full stop.",
+        required=True,
+    ),
+    Parameter(
+        "webhook-timestamp",
+        "header",
+        {"type": "string", "pattern": "^[1-9][0-9]{0,11}$"},
+        "When it was signed, in whole seconds since 1970; within five minutes of now.",
+        required=True,
+    ),
+    Parameter(
+        "webhook-signature",
+        "header",
+        {"type": "string", "minLength": 1, "maxLength": 2048},
+        "`v1,` and the base64 of HMAC-SHA256 over `<id>.<timestamp>.<body>`, under the receiver's "
+        "callback secret (Standard Webhooks).",
+        required=True,
+    ),
 )

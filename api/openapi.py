@@ -6,6 +6,7 @@ compares the document with the routes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -38,13 +39,17 @@ _PROBLEM = {
 
 def document(app: Litestar, version: str) -> dict[str, Any]:
     """The document of every call that the application answers."""
-    calls = list(_calls(app))
+    # Sorted, for a handler keeps its several paths in no order.
+    calls = sorted(_calls(app), key=lambda each: each[:2])
     kinds = [kind for _, _, _, call in calls for kind in _types(call)]
     (schemas, components) = msgspec.json.schema_components(kinds, ref_template=_REF)
     named = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
+    known: Counter[str] = Counter()
     for path, method, name, call in calls:
-        paths.setdefault(path, {})[method.lower()] = _operation(name, call, named)
+        known[name] += 1
+        identity = name if known[name] == 1 else f"{name}_{known[name]}"
+        paths.setdefault(path, {})[method.lower()] = _operation(identity, call, named)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -95,7 +100,7 @@ def _operation(name: str, call: Call, named: dict[str, Any]) -> dict[str, Any]:
     for status, kind in call.answers.items():
         answers[str(status)] = {"description": _SUCCESS[status]}
         if kind is not None:
-            answers[str(status)]["content"] = {"application/json": {"schema": named[repr(kind)]}}
+            answers[str(status)]["content"] = {call.media_type: {"schema": named[repr(kind)]}}
     slugs = {*call.problems, *_EVERY}
     if call.needs is None:
         operation["security"] = []
@@ -110,7 +115,8 @@ def _operation(name: str, call: Call, named: dict[str, Any]) -> dict[str, Any]:
 
 _SUCCESS = {
     200: "The answer.",
-    201: "Made, and kept in the journal.",
+    201: "Made, and kept.",
+    202: "Taken; not all that was asked for has come about.",
 }
 
 
@@ -118,7 +124,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.where,
-        "required": parameter.where == "path",
+        "required": parameter.required or parameter.where == "path",
         "description": parameter.about,
         "schema": parameter.schema,
     }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from journal.agreement import check_agreement
 from journal.errors import FileChanged, JournalUnavailable, Refused, UnrewindError
 from journal.reading import Pending
 from journal.record import Record
@@ -89,9 +90,23 @@ def deciding(settings: Settings, *, create: bool = True) -> Iterator[Record]:
     """A record that decides: store and journal are compared first, as at a server's start.
 
     A tenant that the comparison closes is opened all the same; its decisions raise Recovering.
+    Raises SettingsInvalid where a live process declares other lanes.
     """
+    check_agreement(settings)
     with writing(settings, create=create) as record:
         drive(detect(record, deep=not record.stopped_clean()))
+        yield record
+
+
+@contextmanager
+def working(settings: Settings) -> Iterator[Record]:
+    """A record that changes what stands in the lanes; it founds no tenant.
+
+    Raises SettingsInvalid where a live process declares other lanes.
+    """
+    check_known(settings)
+    check_agreement(settings)
+    with writing(settings) as record:
         yield record
 
 

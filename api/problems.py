@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from litestar import Request
@@ -87,8 +88,9 @@ KINDS: Mapping[type[Exception], Kind] = {
         "not-found",
         404,
         "There is nothing under this name",
-        "No such path, tenant, entity, operation or token. An operation that is not found made no "
-        "decision that the journal holds: if it was sent, repeat it under the same ID.",
+        "No such path, tenant, entity, operation, release, lane or token. An operation that is not "
+        "found made no decision that the journal holds: if it was sent, repeat it under the same "
+        "ID.",
     ),
     MethodNotAllowed: Kind(
         "method-not-allowed",
@@ -122,6 +124,13 @@ KINDS: Mapping[type[Exception], Kind] = {
         "The entity's history is incomplete",
         "The journal lacks or disputes a revision of this entity; `GET …/gaps` says which. Nothing "
         "about it is decided until it is whole. Other entities go on.",
+    ),
+    errors.LeaseLost: Kind(
+        "lease-lost",
+        409,
+        "The claim has ended",
+        "Another claim of this work was made since, or the work has ended: begin nothing more "
+        "under this claim. What was begun is reported all the same, to `releases/{id}/outcome`.",
     ),
     errors.StaleGeneration: Kind(
         "stale-generation",
@@ -171,7 +180,8 @@ KINDS: Mapping[type[Exception], Kind] = {
         "overloaded",
         429,
         "Too much is waiting",
-        "More operations wait than the server queues. Repeat later under the same operation ID.",
+        "More operations wait than the server queues, or a lane would not get to the end of its "
+        "work in time. Repeat later under the same operation ID.",
         1,
     ),
     errors.JournalUnavailable: Kind(
@@ -227,6 +237,15 @@ def kind_of(error: BaseException) -> Kind:
     return INTERNAL
 
 
+def retry_after(error: errors.UnrewindError) -> int | None:
+    """After how many seconds a repeat may help; None: repeating alone will not."""
+    usual = kind_of(error).retry_after
+    said = error.members.get("retry_after")
+    if usual is None or not isinstance(said, int | float):
+        return usual
+    return max(1, ceil(said))
+
+
 def document(error: errors.UnrewindError, instance: str | None) -> dict[str, Any]:
     """The problem document of an error."""
     kind = kind_of(error)
@@ -249,8 +268,9 @@ def answer(error: errors.UnrewindError, scope: Scope) -> Answer:
     """The HTTP answer for an error."""
     kind = kind_of(error)
     headers: list[tuple[bytes, bytes]] = []
-    if kind.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % kind.retry_after))
+    seconds = retry_after(error)
+    if seconds is not None:
+        headers.append((b"retry-after", b"%d" % seconds))
     if isinstance(error, errors.Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, BodyLate):

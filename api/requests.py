@@ -19,11 +19,15 @@ from litestar.types import Scope
 
 from api.problems import BodyLate, TooLarge, UnsupportedMedia
 from journal import Journal
-from journal.entry import MAX_INTEGER
+from journal.entry import MAX_ACTION, MAX_INTEGER, check_entity, check_name
 from journal.errors import Invalid
+from journal.work import Status
 
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
+
+MAX_WORK_ID = len("item_") + 64 + len("_") + MAX_ACTION
+"""Bytes of the longest ID of work: an item's, with the names of its lane and of itself in it."""
 
 _JSON = b"application/json"
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -67,6 +71,17 @@ def path_value(request: Request[Any, Any, Any], name: str) -> str:
     return unquote(request.scope["path_params"][name])
 
 
+def work_of(request: Request[Any, Any, Any]) -> str:
+    """The release, command or item that the path names. Raises Invalid for what can be none."""
+    return work_id("id", path_value(request, "id"))
+
+
+def work_id(name: str, value: str) -> str:
+    """The ID of a release, command or item, whether or not there is one."""
+    check_name(name, value, MAX_WORK_ID)
+    return value
+
+
 def entity_of(request: Request[Any, Any, Any]) -> str:
     """The entity that the path names."""
     return f"{path_value(request, 'type')}/{path_value(request, 'id')}"
@@ -92,6 +107,26 @@ def positive(name: str, text: str) -> int:
 
 def text(_: str, value: str) -> str:
     """Any text."""
+    return value
+
+
+def entity(_: str, value: str) -> str:
+    """The name of an entity."""
+    check_entity(value)
+    return value
+
+
+def action(name: str, value: str) -> str:
+    """The name of an action."""
+    check_name(name, value, MAX_ACTION)
+    return value
+
+
+def status(name: str, value: str) -> str:
+    """A status of work."""
+    known = [str(each) for each in Status]
+    if value not in known:
+        raise Invalid(f"{name} is none of: {', '.join(known)}", field=name)
     return value
 
 
@@ -216,6 +251,11 @@ def shape(kind: type[msgspec.Struct]) -> Shape:
     """The shape of a struct. msgspec keeps the last of several equal keys without a word."""
     names = tuple(b'"%s"' % field.encode() for field in kind.__struct_encode_fields__)
     return Shape(msgspec.json.Decoder(kind), names)
+
+
+async def form_of(request: Request[Any, Any, Any], form: Shape) -> Any:
+    """The body of a request as the struct that it has to be."""
+    return form.read(await body_of(request, journal_of(request).settings.max_request))
 
 
 def _refuse_repeated(text: bytes, where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from api import problems
 from api.answers import Answer, encode, reply
 from api.auth import principal
 from api.calls import IDEMPOTENCY_KEY, Call, described
+from api.dispatcher import Dispatcher, Ran
 from api.problems import TooLarge
 from api.requests import body_of, idempotency_key, journal_of, shape
 from journal import Acceptance, Journal, Operation
@@ -22,6 +24,8 @@ from journal.control import Role
 from journal.entry import JSON_TYPE, MAX_INTEGER, NO_BODY_TYPE, parse_time
 from journal.errors import Invalid, UnrewindError
 from journal.intake import MAX_ENTRIES
+from journal.lifecycle import Mode, lifecycle_of
+from journal.release import command_id
 from journal.sealed import SealedAnswer
 from journal.service import MAX_ITEMS
 
@@ -56,9 +60,13 @@ class BatchRequest(Struct):
 
 
 class Receipt(Acceptance, frozen=True, kw_only=True):
-    """The receipt for an operation, and where its authoritative status is told."""
+    """The receipt for an operation, and where its authoritative status is told.
+
+    `ran` has what became of the commands that ran in this request; the decision stands either way.
+    """
 
     status_url: str
+    ran: list[Ran] = []
 
 
 class Judgement(Struct, omit_defaults=True):
@@ -155,12 +163,30 @@ def operation_of(
     )
 
 
-def receipt(acceptance: Acceptance, base: str) -> Receipt:
-    """The acceptance with its `status_url`."""
+def receipt(acceptance: Acceptance, base: str, ran: Sequence[Ran] = ()) -> Receipt:
+    """The acceptance with its `status_url`, and the commands that ran."""
     return Receipt(
         *msgspec.structs.astuple(acceptance),
         status_url=f"{base}/operations/{quote(acceptance.operation, safe='')}",
+        ran=[*ran],
     )
+
+
+async def run_commands(
+    request: Request[Any, Any, Any], action: str, acceptance: Acceptance
+) -> list[Ran]:
+    """Run the commands of a new decision that are to run in the request, in their order."""
+    if not acceptance.commands:
+        return []
+    journal = journal_of(request)
+    lifecycle = lifecycle_of(journal.settings.lifecycles, acceptance.entity)
+    wanted = [
+        command_id(journal.settings.tenant, acceptance.operation, place, command.name)
+        for place, command in enumerate(lifecycle.actions[action].commands)
+        if command.mode is Mode.SYNC
+    ]
+    dispatcher: Dispatcher = request.app.state["dispatcher"]
+    return await dispatcher.run_now([each for each in wanted if each in acceptance.commands])
 
 
 def status_of(acceptance: Acceptance) -> int:
@@ -194,7 +220,8 @@ async def decide(request: Request[Any, Any, Any]) -> Answer:
     key = idempotency_key(request.scope)
     operation = operation_of(raw, journal, key, principal(request), "the request")
     acceptance = await journal.accept(operation)
-    return Answer(status_of(acceptance), encode(receipt(acceptance, base_of(journal))))
+    ran = await run_commands(request, operation.action, acceptance)
+    return Answer(status_of(acceptance), encode(receipt(acceptance, base_of(journal), ran)))
 
 
 @post(
@@ -225,21 +252,30 @@ async def decide_batch(request: Request[Any, Any, Any]) -> Answer:
             answers.append(None)
         except Invalid as error:
             answers.append(error)
-    judged = iter(await journal.accept_many(operations) if operations else [])
+    decided = await journal.accept_many(operations) if operations else []
+    ran = {
+        answer.operation: await run_commands(request, operation.action, answer)
+        for operation, answer in zip(operations, decided, strict=True)
+        if isinstance(answer, Acceptance) and answer.commands
+    }
+    judged = iter(decided)
     base = base_of(journal)
     return reply(
         BatchAnswer(
-            [judgement(next(judged) if answer is None else answer, base) for answer in answers]
+            [judgement(next(judged) if answer is None else answer, base, ran) for answer in answers]
         )
     )
 
 
-def judgement(answer: Acceptance | UnrewindError, base: str) -> Judgement:
+def judgement(
+    answer: Acceptance | UnrewindError, base: str, ran: Mapping[str, Sequence[Ran]]
+) -> Judgement:
     """An item's answer."""
     if isinstance(answer, UnrewindError):
         problem = problems.document(answer, None)
         return Judgement(problem["status"], problem=problem)
-    return Judgement(status_of(answer), receipt(answer, base))
+    mine = ran.get(answer.operation, ()) if answer.commands else ()
+    return Judgement(status_of(answer), receipt(answer, base, mine))
 
 
 @post(

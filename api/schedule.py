@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from api.watching import Watch
 from journal import Journal
 from journal.errors import UnrewindError
 
@@ -14,10 +16,14 @@ LOGGER = logging.getLogger("unrewind")
 
 
 class Schedule:
-    """Wakes handoff and detection. A job that fails is logged and comes again at its time."""
+    """Wakes handoff, detection, the sweeper and the watch over the lanes.
 
-    def __init__(self, journal: Journal) -> None:
+    A job that fails is logged and comes again at its time.
+    """
+
+    def __init__(self, journal: Journal, watch: Watch) -> None:
         settings = journal.settings
+        self._running: set[asyncio.Event] = set()
         # A late job runs once, however often it was missed: nothing here depends on its time.
         self._scheduler = AsyncIOScheduler(
             timezone="UTC",
@@ -25,15 +31,22 @@ class Schedule:
         )
         self._add("settle", journal.settle, settings.handoff_every)
         self._add("detect", lambda: journal.detect(deep=True), settings.detect_every)
+        self._add("sweep", journal.lanes.sweep, settings.sweep_every)
+        self._add("watch", watch.look, min(settings.sweep_every, settings.sweep_overdue))
 
     def _add(self, name: str, work: Callable[[], Awaitable[object]], seconds: float) -> None:
         async def job() -> None:
+            ended = asyncio.Event()
+            self._running.add(ended)
             try:
                 await work()
             except UnrewindError as error:
                 LOGGER.warning("%s: %s", name, error)
             except Exception:
                 LOGGER.exception("%s failed", name)
+            finally:
+                ended.set()
+                self._running.discard(ended)
 
         self._scheduler.add_job(job, "interval", seconds=seconds, id=name, name=name)
 
@@ -41,6 +54,10 @@ class Schedule:
         """Start waking."""
         self._scheduler.start()
 
-    def stop(self) -> None:
-        """Wake nothing more; what runs is left to finish."""
+    async def stop(self) -> None:
+        """Wake nothing more, and let what runs come to its end."""
+        self._scheduler.pause()
+        for ended in [*self._running]:
+            await ended.wait()
+        # It would cancel what runs.
         self._scheduler.shutdown(wait=False)

@@ -16,8 +16,10 @@ import uvicorn
 from api.app import create_app
 from api.routes_tokens import current_control
 from journal import Journal, Settings
+from journal.agreement import agree
 from journal.control import Role, Stage
 from journal.errors import UnrewindError
+from journal.lanes import warnings
 
 REFUSED = 3
 INTERRUPTED = 130
@@ -66,6 +68,16 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings, listening: socket.socket) -> int:
+    for sentence in warnings(settings.lanes, settings.receiver):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    agreement = agree(settings)
+    try:
+        return await _serve_tenant(settings, listening)
+    finally:
+        agreement.close()
+
+
+async def _serve_tenant(settings: Settings, listening: socket.socket) -> int:
     journal = Journal(settings)
     await journal.start()
     try:

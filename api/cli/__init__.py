@@ -1,6 +1,27 @@
-"""The command line, `unrewind`. Nothing here imports the web before `serve` runs."""
+"""The command line, `unrewind`. Nothing here imports the web before `serve` or `dispatch` runs."""
 
-from api.cli import deciding, looking, recovering, serving, tokens
+from api.cli import (
+    deciding,
+    dispatching,
+    lanes,
+    looking,
+    recovering,
+    serving,
+    tokens,
+    tracing,
+    working,
+)
 from api.cli.program import main
 
-__all__ = ["deciding", "looking", "main", "recovering", "serving", "tokens"]
+__all__ = [
+    "deciding",
+    "dispatching",
+    "lanes",
+    "looking",
+    "main",
+    "recovering",
+    "serving",
+    "tokens",
+    "tracing",
+    "working",
+]

@@ -92,6 +92,20 @@ def common(function: F) -> F:
     return function
 
 
+class Listing(click.RichGroup):
+    """A group whose command `list` needs no name: `unrewind lanes` lists, with its flags too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `list` where no command is named."""
+        at = 0
+        while at < len(args) and args[at].partition("=")[0] in _COMMON:
+            at += 1 if "=" in args[at] or args[at] == "--json" else 2
+        unnamed = at == len(args) or (at < len(args) and args[at].startswith("-"))
+        if unnamed and "--help" not in args[at : at + 1]:
+            args = [*args[:at], "list", *args[at:]]
+        return super().parse_args(ctx, args)
+
+
 class Program(click.RichGroup):
     """The outermost group. It ends the process as docs/commands.md says, whatever happens."""
 
@@ -140,7 +154,14 @@ CONFIGURATION = click.RichHelpConfiguration(
     command_groups={
         "unrewind": [
             {"name": "Decisions", "commands": ["serve", "token", "accept", "import"]},
-            {"name": "Looking", "commands": ["status", "gaps", "history", "verify"]},
+            {
+                "name": "Effects",
+                "commands": ["releases", "commands", "lanes", "dead-letters", "dispatch", "sweep"],
+            },
+            {
+                "name": "Looking",
+                "commands": ["status", "gaps", "history", "where", "observations", "verify"],
+            },
             {"name": "After a rewind", "commands": ["snapshot", "restore", "recover"]},
         ]
     },

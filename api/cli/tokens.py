@@ -10,6 +10,7 @@ from api.opening import ask, principal, writing
 from api.output import print_json, print_line, print_rows
 from journal.control import Role, Token
 from journal.record import Record
+from journal.settings import Settings
 from journal.tokens import PREFIX, create_token, revoke_token
 from journal.worker import drive
 
@@ -29,25 +30,44 @@ def token() -> None:
     epilog=examples(
         "unrewind token create --role operator",
         "TOKEN=$(unrewind token create --role writer --name billing)",
+        "unrewind token create --role receiver --name bank",
     ),
 )
 @click.option(
     "--role",
     required=True,
     type=click.Choice([str(role) for role in reversed(Role)]),
-    help="What the token may do: operator includes writer, writer includes reader.",
+    help="What the token may do: operator includes writer, writer includes reader. A receiver may "
+    "call back about its own releases, and nothing else.",
 )
-@click.option("--name", metavar="TEXT", help="Whose token it is, for `token list`.")
+@click.option(
+    "--name",
+    metavar="TEXT",
+    help="Whose token it is, for `token list`; with --role receiver, which receiver's.",
+)
 @common
 def create(role: str, name: str | None) -> None:
     """Print a new token, and nothing else, on stdout. It is told this once."""
-    with writing(settings(), create=True) as record:
+    loaded = settings()
+    if role == Role.RECEIVER:
+        _check_receiver(name, loaded)
+    with writing(loaded, create=True) as record:
         made = drive(create_token(record, Role(role), role if name is None else name, principal()))
     if flags().json:
         identity = made.removeprefix(PREFIX).partition("_")[0]
         print_json({"token": made, "id": identity, "role": role, "name": name or role})
     else:
         print_line(made)
+
+
+def _check_receiver(name: str | None, loaded: Settings) -> None:
+    """A receiver calls back under its own name: under another one it could never get in."""
+    if name not in loaded.receiver:
+        named = "--name is missing" if name is None else f"there is no receiver {name}"
+        known = ", ".join(sorted(loaded.receiver)) or "none; declare it in unrewind.toml"
+        raise click.UsageError(
+            f"{named}: the token of a receiver has the receiver's name; declared: {known}"
+        )
 
 
 @token.command("list", epilog=examples("unrewind token list", "unrewind token list --json"))
