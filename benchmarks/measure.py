@@ -93,16 +93,18 @@ class Context:
 
 @dataclass(frozen=True)
 class Measure:
-    """One row of section 12: the ratio of `title` to `against`, met at `goal` or better."""
+    """One row: the ratio of `title` to `against`, met at `goal` or better; None: no goal is set."""
 
     name: str
     title: str
     against: str
-    goal: float
+    goal: float | None
     run: Callable[[Context], Result]
     better: Literal["higher", "lower"] = "higher"
 
     def met(self, ratio: float) -> bool:
+        if self.goal is None:
+            return True
         return ratio >= self.goal if self.better == "higher" else ratio <= self.goal
 
 

@@ -1,6 +1,6 @@
 """Every measure, in the order of section 12. A new row is one line here and one function."""
 
-from benchmarks import over_http, reading, writing
+from benchmarks import effects, over_http, reading, writing
 from benchmarks.measure import Measure
 
 MEASURES = (
@@ -46,5 +46,27 @@ MEASURES = (
         "eventsourcing replay of the same events",
         2.5,
         reading.replay,
+    ),
+    Measure(
+        "R1",
+        "releases end to end to an idempotent receiver",
+        "a bare httpx loop of the same calls",
+        0.5,
+        effects.end_to_end,
+    ),
+    Measure(
+        "R2",
+        "claim cost beside 1,000,000 finished rows",
+        "beside 10,000",
+        1.3,
+        effects.claims,
+        better="lower",
+    ),
+    Measure(
+        "R3",
+        "sweep of 10,000 expired leases",
+        "bare updates of the same rows, one a commit",
+        None,
+        effects.sweeping,
     ),
 )

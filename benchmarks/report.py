@@ -35,14 +35,14 @@ class Row:
 def lines(row: Row) -> list[str]:
     """The row as text: the ratio, both sides, what was measured beside them, and notes."""
     measure, result = row.measure, row.result
-    sign = ">=" if measure.better == "higher" else "<="
     text = [f"{measure.name}  {measure.title}", f"    against {measure.against}"]
     if row.ratio is None or result is None:
-        text.append(f"    not measured: {row.missing} (goal {sign} {measure.goal:g})")
+        text.append(f"    not measured: {row.missing} ({_goal(measure)})")
     else:
         met = "met" if row.met else "MISSED"
         figure = spread(Figure("", "", result.pairs.ratios))
-        text.append(f"    ratio  {figure}  goal {sign} {measure.goal:g}: {met}")
+        verdict = "" if measure.goal is None else f": {met}"
+        text.append(f"    ratio  {figure}  {_goal(measure)}{verdict}")
     if result is None:
         return text
     sides = [Figure("theirs", result.unit, result.pairs.theirs)]
@@ -52,6 +52,12 @@ def lines(row: Row) -> list[str]:
     text += [f"    {one.label:<{width}}  {spread(one)}" for one in [*sides, *result.also]]
     text += [f"    note: {note}" for note in result.notes]
     return text
+
+
+def _goal(measure: Measure) -> str:
+    if measure.goal is None:
+        return "no goal"
+    return f"goal {'>=' if measure.better == 'higher' else '<='} {measure.goal:g}"
 
 
 def spread(figure: Figure) -> str:

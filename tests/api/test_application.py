@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from api import requests
+from api.alerts import Alerts
 from api.app import Application, create_app
 from api.health import Health
 from api.schedule import Schedule
+from api.watching import Watch
 from journal import Journal, Settings
 from journal.control import Role
 from journal.errors import JournalUnavailable, Overloaded
@@ -138,6 +140,21 @@ async def test_what_is_worth_repeating_says_so(
     assert problem["repeat"] == "keep the operation ID"
 
 
+@pytest.mark.parametrize(
+    ("said", "seconds"), [(90, "90"), (0.2, "1"), (59.1, "60"), ("soon", "1"), (None, "1")]
+)
+async def test_who_is_told_to_come_back_is_told_when(
+    client: Client, monkeypatch: pytest.MonkeyPatch, said: object, seconds: str
+) -> None:
+    async def fail(_: object) -> None:
+        raise Overloaded("a lane is full", retry_after=said)
+
+    monkeypatch.setattr(client.app.journal, "accept", fail)
+    status, headers, problem = await client.post(DECISION)
+    assert (status, headers["retry-after"]) == (429, seconds)
+    assert problem["retry_after"] == said
+
+
 async def test_a_request_of_any_size_goes_where_its_limit_says(settings: Settings) -> None:
     small = msgspec.structs.replace(settings, max_body=8, max_request=100)
     app = create_app(small)
@@ -196,14 +213,14 @@ async def test_a_job_that_fails_is_logged_and_comes_again(
 
     monkeypatch.setattr(service, "settle", settle)
     monkeypatch.setattr(service, "detect", detect)
-    schedule = Schedule(service)
+    schedule = Schedule(service, Watch(service, Alerts(quick)))
     schedule.start()
     try:
         async with asyncio.timeout(30):
             await settled.wait()
             await detected.wait()
     finally:
-        schedule.stop()
+        await schedule.stop()
         monkeypatch.undo()
     assert "settle failed" in caplog.text
     assert "detect: The journal cannot be written" in caplog.text

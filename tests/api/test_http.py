@@ -46,8 +46,10 @@ def test_a_decision_is_accepted_and_told(server: Server) -> None:
     receipt = reply.json
     assert set(receipt) == {
         "operation", "outcome", "entity", "version", "revision", "predecessor", "history",
-        "generation", "sequence", "digest", "state", "durable_through", "status_url",
+        "generation", "sequence", "digest", "state", "durable_through", "status_url", "releases",
+        "existing", "commands", "ran",
     }  # fmt: skip
+    assert [receipt[name] for name in ("releases", "existing", "commands", "ran")] == [[]] * 4
     assert receipt["outcome"] == "accepted"
     assert (receipt["revision"], receipt["durable_through"], receipt["sequence"]) == (1, 1, 1)
     assert receipt["state"] == "submitted"

@@ -38,6 +38,9 @@ FUZZED = settings(
 )
 
 
+LEASE = 2**32 + 1
+"""The first claim's number in the first generation."""
+
 DOCUMENT: dict[str, Any] = msgspec.json.decode(create_app(Settings()).state["openapi"])
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 
@@ -49,8 +52,11 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def filled(shared: Server) -> Server:
-    for operation, action in (("op-1", "submit"), ("op-2", "approve")):
-        assert shared.decide(operation, "document/1", action).status == 201
+    for number in range(1, 30):
+        for action in ("submit", "approve", "release"):
+            entity = f"document/{number}"
+            reply = shared.decide(f"{action}-{number}", entity, action, version="v1")
+            assert reply.status == 201, reply.body
     assert shared.request("GET", "/schema/openapi.json").json == DOCUMENT
     return shared
 
@@ -82,6 +88,30 @@ def test_calls_answer_what_is_documented(case: Any, filled: Server) -> None:
     assert call(case, filled) < 500
 
 
+@SCHEMA.include(path_regex="/(releases|work|lanes)/{|/where").parametrize()
+@FUZZED
+def test_calls_about_what_is_there_answer_what_is_documented(case: Any, filled: Server) -> None:
+    known = {"lane": "delivery", "id": released(filled)}
+    if case.path.endswith("/where"):
+        known["id"] = "release-1"
+    case.path_parameters = {name: known[name] for name in case.path_parameters}
+    if isinstance(case.body, dict) and "lease" in case.body:
+        case.body["lease"] = LEASE
+    headers = {"Authorization": f"Bearer {filled.token}"}
+    response = case.call(base_url=f"http://127.0.0.1:{filled.port}", headers=headers)
+    case.validate_response(response, checks=CHECKED[:4], headers=headers)
+    assert response.status_code < 500
+
+
+def released(server: Server) -> str:
+    """A release that is under way, claimed if it has to be; else any one."""
+    server.post("lanes/delivery/resume", {"reason": "for the next case"})
+    server.post("lanes/delivery/claim", {"worker": "w"})
+    found = server.get("releases?status=running&limit=1").json["items"]
+    found = found or server.get("releases?limit=1").json["items"]
+    return str(found[0]["id"])
+
+
 @SCHEMA.include(path_regex="/recovery").parametrize()
 @FUZZED
 def test_recovery_answers_what_is_documented(case: Any, recovered: Server) -> None:
@@ -103,6 +133,11 @@ def test_every_route_is_in_the_document(document: dict[str, Any]) -> None:
         for operation in item.values():
             parameters = operation.get("parameters", [])
             assert named == {each["name"] for each in parameters if each["in"] == "path"}, path
+
+
+def test_every_operation_of_the_document_has_a_name_of_its_own(document: dict[str, Any]) -> None:
+    names = [call["operationId"] for item in document["paths"].values() for call in item.values()]
+    assert len(set(names)) == len(names)
 
 
 def test_only_what_is_meant_to_be_public_is(document: dict[str, Any]) -> None:
@@ -136,6 +171,13 @@ def test_each_role_is_asked_for_where_it_should_be() -> None:
         f"POST {prefix}decisions",
         f"POST {prefix}decisions/batch",
         f"POST {prefix}entries",
+        f"POST {prefix}releases/{{id}}/outcome",
+        f"POST {prefix}releases/{{id}}/heartbeat",
+        f"POST {prefix}releases/{{id}}/cancel",
+        f"POST {prefix}work/{{id}}/outcome",
+        f"POST {prefix}work/{{id}}/heartbeat",
+        f"POST {prefix}lanes/{{lane}}/claim",
+        f"POST {prefix}lanes/{{lane}}/work",
     }
     assert {call for call, role in needs.items() if role == {Role.OPERATOR}} == {
         f"POST {prefix}recovery/begin",
@@ -146,6 +188,21 @@ def test_each_role_is_asked_for_where_it_should_be() -> None:
         f"POST {prefix}tokens",
         f"GET {prefix}tokens",
         f"DELETE {prefix}tokens/{{id}}",
+        f"POST {prefix}releases/{{id}}/settle",
+        f"POST {prefix}releases/{{id}}/incident",
+        f"POST {prefix}lanes/{{lane}}/pause",
+        f"POST {prefix}lanes/{{lane}}/resume",
+        f"POST {prefix}lanes/{{lane}}/off",
+        f"POST {prefix}dead-letters/replay",
+        f"POST {prefix}dead-letters/drain",
+        f"POST {prefix}alerts/test",
+    }
+    assert {call for call, role in needs.items() if role == {Role.RECEIVER}} == {
+        f"POST {prefix}callbacks/{{receiver}}",
+    }
+    # Whatever else there is reads.
+    assert {call.partition(" ")[0] for call, role in needs.items() if role == {Role.READER}} == {
+        "GET"
     }
 
 
@@ -181,6 +238,7 @@ def test_every_error_has_a_problem_type() -> None:
         (errors.HistoryIncomplete, "history-incomplete", 409),
         (errors.StaleGeneration, "stale-generation", 409),
         (errors.Forked, "forked", 409),
+        (errors.LeaseLost, "lease-lost", 409),
         (errors.HistoryChanged, "history-changed", 410),
         (errors.OperationReused, "operation-reused", 422),
         (errors.Overloaded, "overloaded", 429),

@@ -64,13 +64,50 @@ BAD = {
     "bad cursor": (("gaps", "--after", "%"), "cursor"),
     "page too large": (("gaps", "--limit", "1001"), "1001"),
     "history without an entity": (("history",), "TYPE/ID"),
+    "unknown command of a listing": (("releases", "frobnicate"), "frobnicate"),
+    "unknown status": (("releases", "--status", "lost"), "lost"),
+    "unknown flag of a listing": (("lanes", "--frob"), "--frob"),
+    "bad cursor of a listing": (("releases", "--after", "%"), "cursor"),
+    "flag of a group without its value": (("releases", "--data"), "--data"),
+    "show without an ID": (("releases", "show"), "ID"),
+    "cancel without a reason": (("releases", "cancel", "rel_1"), "--reason"),
+    "settle without what happened": (
+        ("releases", "settle", "rel_1", "--evidence", "x"),
+        "--did-not-happen",
+    ),
+    "settle without evidence": (("releases", "settle", "rel_1", "--happened"), "--evidence"),
+    "pause without a reason": (("lanes", "pause", "delivery"), "--reason"),
+    "pause for an empty reason": (("lanes", "pause", "delivery", "--reason", ""), "reason"),
+    "pause of no lane": (("lanes", "pause", "nowhere", "--reason", "x"), "nowhere"),
+    "replay of everything": (("dead-letters", "replay", "--reason", "x"), "--lane LANE or --id"),
+    "drain of everything": (("dead-letters", "drain", "--reason", "x"), "--lane LANE or --id"),
+    "replay of too many": (("dead-letters", "replay", "--limit", "1001"), "1001"),
+    "sweep of nothing": (("sweep", "--limit", "0"), "0"),
+    "where without an operation": (("where",), "OPERATION"),
+    "where is an unknown operation": (("where", "op-none"), "op-none"),
+    "token of a receiver without its name": (
+        ("token", "create", "--role", "receiver"),
+        "--name is missing",
+    ),
+    "token of an undeclared receiver": (
+        ("token", "create", "--role", "receiver", "--name", "bank"),
+        "no receiver bank",
+    ),
+}
+
+IN_A_TENANT = {
+    "bad cursor",
+    "bad cursor of a listing",
+    "pause for an empty reason",
+    "pause of no lane",
+    "where is an unknown operation",
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_usage_is_one_line_and_exit_code_2(cli, name):
     words, said = BAD[name]
-    if name == "bad cursor":
+    if name in IN_A_TENANT:
         cli.accept("op-1")
     if name == "caller-owned type":
         with (cli.home / "unrewind.toml").open("a") as config:
@@ -129,6 +166,17 @@ def test_bad_environment_is_named(cli):
         ("snapshot", "s"),
         ("token", "list"),
         ("token", "revoke", "x"),
+        ("releases",),
+        ("releases", "show", "rel_1"),
+        ("releases", "cancel", "rel_1", "--reason", "x"),
+        ("commands",),
+        ("lanes",),
+        ("lanes", "pause", "delivery", "--reason", "x"),
+        ("dead-letters",),
+        ("dead-letters", "drain", "--lane", "delivery", "--reason", "x"),
+        ("sweep",),
+        ("where", "op-1"),
+        ("observations",),
         ("recover", "begin"),
         ("recover", "plan"),
         ("recover", "apply"),
@@ -223,7 +271,10 @@ def test_a_person_at_a_terminal_gets_help(cli):
 
 
 def test_every_command_explains_itself(cli):
-    for words in ((), ("accept",), ("recover",), ("recover", "begin"), ("import",)):
+    for words in (
+        *((), ("accept",), ("recover",), ("recover", "begin"), ("import",)),
+        *(("releases",), ("releases", "list"), ("lanes",), ("lanes", "off"), ("sweep",)),
+    ):
         done = cli(*words, "--help")
         assert done.code == 0
         assert "--json" in done.out

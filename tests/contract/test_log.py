@@ -17,6 +17,7 @@ from journal.log import (
     CONTROL,
     DECISIONS,
     FIRST_FLAW,
+    OBSERVATIONS,
     Append,
     EntityChain,
     FlawRow,
@@ -322,6 +323,30 @@ async def test_the_main_order_excludes_the_others(log: SqliteLog) -> None:
     assert await log.place_in("caller/contract", OTHER_HISTORY, 99) is None
     assert await log.place_in("caller/bond", HISTORY, 99) is None
     assert [row.sequence for row in await log.decisions(1, 9)] == [2]
+
+
+async def test_each_order_is_read_alone_above_a_sequence_of_its_own(log: SqliteLog) -> None:
+    assert await log.last_in(OBSERVATIONS) == 0
+    seen = [
+        sealed(entity=f"observation/{n}", operation=f"seen-{n}", sequence=n, revision=1)
+        for n in (1, 2, 3)
+    ]
+    await add(log, *decisions(5))
+    await add(log, *seen[:2], stream=OBSERVATIONS)
+    await add(log, seen[2], stream=OBSERVATIONS)
+    assert await log.last_in(OBSERVATIONS) == 3
+    assert await log.last_in(DECISIONS) == 5
+    found = await log.stream(OBSERVATIONS, 1, 10)
+    assert [(row.sequence, row.digest) for row in found] == [
+        (2, seen[1].digest),
+        (3, seen[2].digest),
+    ]
+    assert [row.sequence for row in await log.stream(OBSERVATIONS, 0, 1)] == [1]
+    assert await log.stream(OBSERVATIONS, 3, 10) == []
+    # None of them is the tenant's last decision.
+    last = (await log.look()).last
+    assert last is not None
+    assert last.sequence == 5
 
 
 async def test_a_history_is_read_by_revision_whatever_the_order_of_arrival(log: SqliteLog) -> None:

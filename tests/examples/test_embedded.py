@@ -18,7 +18,7 @@ from examples.embedded.app import intention, read_tables
 from journal import Acceptance, Decided, Operation, Statement
 from journal.entry import JSON_TYPE
 from journal.errors import NotFound, Recovering, SettingsInvalid, TransitionRefused
-from journal.lifecycle import DOCUMENT, Kind, Lifecycle, Owner
+from journal.lifecycle import Kind, Lifecycle, Owner
 from journal.sql import Rows
 from journal.sqlite import Database
 from journal.store.sqlite import SqliteStore
@@ -114,12 +114,6 @@ def test_commands_decide_repeat_and_refuse(tmp_path: Path) -> None:
     assert "release is not allowed in state submitted" in refused.stderr
     assert "sales/Offer" in run("list", data=tmp_path).stdout
     assert_whole(app.settings_for(tmp_path))
-
-
-def test_the_declared_actions_are_the_shipped_ones(tmp_path: Path) -> None:
-    declared = app.settings_for(tmp_path).lifecycles["document"]
-    assert declared.owner is Owner.EMBEDDED
-    assert declared.actions == DOCUMENT.actions
 
 
 # Rows and decisions together.

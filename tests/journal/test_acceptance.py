@@ -34,12 +34,14 @@ from journal.errors import (
 )
 from journal.history import examine
 from journal.lifecycle import DOCUMENT
+from journal.release import Rules
+from journal.settings import Settings
 from tests.journal import independent
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY, link
 from tests.support.tenants import LIFECYCLES
 
 RULES = {"document": DOCUMENT, **LIFECYCLES}
-CONTEXT = Context("main", RULES, MOMENT)
+CONTEXT = Context(Rules("main", RULES, Settings().lanes), MOMENT)
 START = beginning(HISTORY, 1)
 
 

@@ -144,14 +144,17 @@ def test_each_stage_allows_what_the_ones_before_it_do(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_operator_covers_writer_covers_reader(role: Role) -> None:
+def test_operator_covers_writer_covers_reader_and_a_receiver_calls_back_and_no_more(
+    role: Role,
+) -> None:
     covered = {needed for needed in Role if role.covers(needed)}
     assert (
         covered
         == {
+            Role.RECEIVER: {Role.RECEIVER},
             Role.READER: {Role.READER},
             Role.WRITER: {Role.READER, Role.WRITER},
-            Role.OPERATOR: set(Role),
+            Role.OPERATOR: {Role.READER, Role.WRITER, Role.OPERATOR},
         }[role]
     )
 

@@ -33,9 +33,13 @@ GAP = 65_537
 
 
 def facts(answer: Acceptance) -> dict[str, Any]:
-    """An answer without the one field in which a repeat may differ."""
+    """An answer without the fields in which a repeat may differ.
+
+    Which releases a decision made anew, and for which commands it asked, is told once.
+    """
     fields: dict[str, Any] = msgspec.to_builtins(answer)
-    del fields["outcome"]
+    for field in ("outcome", "existing", "commands"):
+        del fields[field]
     return fields
 
 

@@ -35,3 +35,17 @@ class Ledger:
 
     def clear(self, entity: str) -> Sequence[Statement]:
         return [Statement("DELETE FROM ledger WHERE entity = ?", (entity,))]
+
+
+class Closed:
+    """No rows; it refuses to commit to a release of an entity that is called *closed*."""
+
+    tables: Sequence[str] = ()
+
+    def apply(self, decision: Decided) -> Sequence[Statement]:
+        if decision.action == "release.committed" and decision.entity.endswith("/closed"):
+            raise ValueError("this account is closed")
+        return []
+
+    def clear(self, _: str) -> Sequence[Statement]:
+        return []

@@ -23,6 +23,7 @@ from journal.history import examine, link_of
 from journal.lifecycle import Owner
 from reconstruct.verification import verify
 from tests.journal import independent
+from tests.support.derived import derived, differences, miscounted, stored
 
 _ENTRIES = (
     "SELECT position, stream, sequence, lower(hex(history)), entity, revision, operation,"
@@ -53,13 +54,16 @@ def merged(target: Any, patch: Any) -> Any:
     return result
 
 
-def verify_files(settings: Settings, *, store: bool = True) -> list[str]:
+def verify_files(settings: Settings, *, store: bool = True, work: bool = True) -> list[str]:
     """Every finding about the tenant's files, as sentences; nothing when they are whole."""
     whole = _Journal(settings)
     findings = list(whole.findings())
     if store and not findings and whole.control is not None:
         findings += _store_findings(settings, whole, whole.control)
         findings += _told_otherwise(settings)
+        if work and not findings:
+            findings += differences(derived(whole.decisions, settings), stored(settings))
+            findings += miscounted(settings)
     return findings
 
 
@@ -127,6 +131,8 @@ class _Journal:
         kind = entity.partition("/")[0]
         if kind == "control":
             return kind
+        if kind == "observation":
+            return "observations"
         owner = self.settings.lifecycles[kind].owner
         return f"caller/{kind}" if owner is Owner.CALLER else "decisions"
 
