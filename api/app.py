@@ -29,6 +29,7 @@ from api import (
 from api.alerts import Alerts
 from api.answers import encode
 from api.auth import Authentication
+from api.dispatcher import Dispatcher
 from api.health import Health
 from api.requests import clean_path
 from api.routes_decisions import base_of
@@ -59,19 +60,20 @@ def create_app(settings: Settings, journal: Journal | None = None) -> Applicatio
     """The application over the settings' tenant, or over a ``journal`` that is started already.
 
     Its lifespan starts and stops the tenant (a given one is left to its owner), the dispatcher and
-    the schedule.
+    the schedule. Raises SettingsInvalid for a handler that cannot be imported or a secret that is
+    not set.
     """
     owned = journal is None
     tenant = Journal(settings) if journal is None else journal
     alerts = Alerts(settings)
+    dispatcher = Dispatcher(tenant, alerts)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if owned:
             await tenant.start()
         try:
-            async with working(tenant, alerts) as dispatcher:
-                app.state["dispatcher"] = dispatcher
+            async with working(tenant, alerts, dispatcher):
                 yield
         finally:
             if owned:
@@ -96,6 +98,7 @@ def create_app(settings: Settings, journal: Journal | None = None) -> Applicatio
     of_server = [*routes_service.OF_SERVER, *routes_watching.OF_SERVER]
     app = build(tenant, [of_tenant, *of_server], [lifespan])
     app.state["alerts"] = alerts
+    app.state["dispatcher"] = dispatcher
     app.state["openapi"] = encode(openapi.document(app, _version()))
     return app
 

@@ -41,7 +41,9 @@ class Asker:
         async with self._places:
             if self.loop.stopping:
                 return
-            reply = await self._caller.ask(question.receiver, question.id, question.digest)
+            reply = await self._caller.ask(
+                question.receiver, question.id, question.digest, question.attempt
+            )
         # Who lives on is never proven dead: about its own attempts this process has to tell.
         idle = None if self._carrier.carries(question.id) else self._carrier.worker
         try:

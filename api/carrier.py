@@ -147,7 +147,7 @@ class Carrier:
                 going = act if fresh else await self._step(act)
                 if going:
                     said = await self._act(going)
-                    await asyncio.gather(*(self._keeper.keep(one, self._lane.cap) for one in said))
+                    await self._keeper.keep_all(said, self._lane.cap)
                 self._let_go(act)
         except Exception:
             LOGGER.exception("lane %s: work failed", self.name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from api.alerts import Alerts, Kind
 from journal import Journal
 from journal.errors import Invalid, NotFound, Refusal, UnrewindError, WriterStopped
 from journal.outcomes import Outcome, Reported
+from journal.together import report_together
 
 LOGGER = logging.getLogger("unrewind")
 _FIRST_PAUSE = 0.1
@@ -33,6 +35,18 @@ class Keeper:
     def hurry(self) -> None:
         """The process is to end: try on for a moment only."""
         self._hurrying.set()
+
+    async def keep_all(self, said: Sequence[Reported], seconds: float) -> None:
+        """Have the reports of one act kept, in one commit where they are many. Raises nothing."""
+        left = said
+        if len(said) > 1:
+            try:
+                left = await self._journal.write(report_together, said)
+            except UnrewindError as error:
+                LOGGER.info("%d reports are kept one by one: %s", len(said), error.detail)
+            except Exception:
+                LOGGER.exception("%d reports are kept one by one", len(said))
+        await asyncio.gather(*(self.keep(one, seconds) for one in left))
 
     async def keep(self, said: Reported, seconds: float) -> None:
         """Have a report kept, trying for so many seconds. Raises nothing."""

@@ -90,13 +90,16 @@ class Caller:
         heard = await self._call(request, line.receiver.timeout)
         return judge_sent(heard, parcel, datetime.now(UTC), line.tell)
 
-    async def ask(self, receiver: str, release: str, digest: str | None) -> Reply:
-        """Ask what became of a release. MUST NOT take what is said about another one for it."""
+    async def ask(self, receiver: str, release: str, digest: str | None, attempt: int = 1) -> Reply:
+        """Ask what became of a release, up to its newest ``attempt``.
+
+        MUST NOT take what is said about another one for it.
+        """
         line = self._lines.get(receiver)
         if line is None:
             return Reply(Result.FAILED, "this receiver is not declared")
         try:
-            request = line.get(release)
+            request = line.get(release, attempt)
         except Invalid as error:
             return Reply(Result.FAILED, f"there is no such question: {error.detail}")
         heard = await self._call(request, line.receiver.timeout)
@@ -171,13 +174,15 @@ class _Line:
             headers["idempotency-key"] = parcel.release
         return httpx.Request("POST", self.receiver.url, headers=headers, content=parcel.content)
 
-    def get(self, release: str) -> httpx.Request:
+    def get(self, release: str, attempt: int) -> httpx.Request:
         """The question about a release. Raises Invalid."""
         signing.check_identity(release)
         if self.receiver.status_url is None:
             raise Invalid("this receiver has no status_url")
         url = self.receiver.status_url.replace("{release}", quote(release, safe=""))
-        return httpx.Request("GET", url, headers=self._headers())
+        # A receiver that has not seen this attempt yet must not declare it void.
+        headers = {**self._headers(), "unrewind-attempt": str(attempt)}
+        return httpx.Request("GET", url, headers=headers)
 
     def _headers(self) -> dict[str, str]:
         headers = {

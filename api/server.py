@@ -79,11 +79,12 @@ async def _serve(settings: Settings, listening: socket.socket) -> int:
 
 async def _serve_tenant(settings: Settings, listening: socket.socket) -> int:
     journal = Journal(settings)
+    # Before the tenant is opened, or founded: handlers and secrets that are missing end it here.
+    app = create_app(settings, journal)
     await journal.start()
     try:
         await _first_token(journal)
         await _say_when_closed(journal)
-        app = create_app(settings, journal)
         config = uvicorn.Config(app, **uvicorn_options())
         await _Server(config, settings, listening).serve(sockets=[listening])
     finally:

@@ -13,12 +13,15 @@ from journal import Journal
 
 
 @asynccontextmanager
-async def working(journal: Journal, alerts: Alerts) -> AsyncIterator[Dispatcher]:
+async def working(
+    journal: Journal, alerts: Alerts, made: Dispatcher | None = None
+) -> AsyncIterator[Dispatcher]:
     """Run everything beside the calls; ends when what is under way has ended.
 
-    With `dispatch = false` the dispatcher runs only the commands that a request asks for.
+    With `dispatch = false` the dispatcher runs only the commands that a request asks for. A
+    dispatcher that was ``made`` before has shown that handlers and secrets are there.
     """
-    dispatcher = Dispatcher(journal, alerts)
+    dispatcher = made or Dispatcher(journal, alerts)
     schedule = Schedule(journal, Watch(journal, alerts))
     await dispatcher.start(loops=journal.settings.dispatch)
     try:

@@ -29,6 +29,7 @@ class Question(Struct, frozen=True):
     id: str
     receiver: str
     digest: str | None
+    attempt: int
 
 
 async def to_ask(record: Record, lane: str, limit: int) -> list[Question]:
@@ -43,7 +44,7 @@ async def to_ask(record: Record, lane: str, limit: int) -> list[Question]:
         if rows:
             ids = [row.id for row in rows]
             await write_ready(record, ready, [works.postpone(ids, declared.poll)])
-    return [Question(row.id, row.receiver or "", row.digest) for row in rows]
+    return [Question(row.id, row.receiver or "", row.digest, row.attempts) for row in rows]
 
 
 async def take_answer(

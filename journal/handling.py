@@ -207,7 +207,7 @@ async def cancel(
                 f"release {identity} is {row.status}: nothing is left to cancel; a corrective "
                 "action may undo what it did",
                 release=identity,
-                status=row.status,
+                work_status=row.status,
             )
         if not row.cancel_requested:
             requested = _by_hand("cancel-requested", row, reason)
@@ -236,7 +236,7 @@ async def settle(
             raise TransitionRefused(
                 f"release {identity} is under way under claim {row.lease}: wait for its end",
                 release=identity,
-                status=row.status,
+                work_status=row.status,
             )
         what = "confirmed" if happened else "refused"
         report = Report(release=identity, evidence=note(evidence), receipt=receipt)

@@ -28,6 +28,7 @@ from journal.lanes import Effect
 from journal.observing import observe
 from journal.outcomes import Decide, Outcome, Reported, Told
 from journal.permits import Asked, Claimed
+from journal.reading import check_readable
 from journal.record import Record
 from journal.reports import Beating, Reception
 from journal.store import work as works
@@ -187,12 +188,16 @@ class LaneWork:
         after: str | None = None,
         limit: int | None = None,
     ) -> Page:
-        """A page of releases, commands or items."""
-        return await self._read(inquiry.read_work, effects, wanted, after, limit)
+        """A page of releases, commands or items.
+
+        Raises Recovering in a closed tenant: a store that was rewound may show a release as waiting
+        that went out.
+        """
+        return await self._read(_open, inquiry.read_work, effects, wanted, after, limit)
 
     async def one(self, identity: str) -> inquiry.WorkView:
-        """One release, command or item."""
-        return await self._read(inquiry.read_one, identity)
+        """One release, command or item. Raises Recovering in a closed tenant."""
+        return await self._read(_open, inquiry.read_one, identity)
 
     async def lanes(self) -> list[inquiry.LaneView]:
         """Every lane."""
@@ -205,6 +210,11 @@ class LaneWork:
     async def observations(self, after: str | None = None, limit: int | None = None) -> Page:
         """What was reported and could be no decision."""
         return await self._read(inquiry.read_observations, after, limit)
+
+
+async def _open(record: Record, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    await check_readable(record)
+    return await function(record, *args)
 
 
 async def _foresee(record: Record, said: Reported) -> tuple[Work, Any]:

@@ -232,25 +232,25 @@ def check_report(action: str, report: Report, row: Work | None, withdrawn: bool)
         raise TransitionRefused(
             f"release {row.id} is {row.status}, from which nothing leads to {what}",
             release=row.id,
-            status=row.status,
+            work_status=row.status,
         )
     if what == "committed":
         if withdrawn or row.cancel_requested:
             raise TransitionRefused(
                 f"release {row.id}: its entity is withdrawn, or its cancellation was requested",
                 release=row.id,
-                status=row.status,
+                work_status=row.status,
             )
     elif report.lease is not None and report.lease != row.lease:
         raise LeaseLost(
             f"release {row.id}: claim {report.lease} has ended, the newest is {row.lease}",
             release=row.id,
-            status=row.status,
+            work_status=row.status,
         )
     if what == "cancelled" and row.status != Status.READY and report.maybe:
         raise TransitionRefused(
             f"release {row.id} may have happened: it cannot be cancelled",
             release=row.id,
-            status=row.status,
+            work_status=row.status,
         )
     return row

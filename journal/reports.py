@@ -242,7 +242,7 @@ def _check_lease(row: Work, lease: int) -> None:
         raise LeaseLost(
             f"{row.id} is {row.status} under claim {row.lease}; claim {lease} has ended",
             id=row.id,
-            status=row.status,
+            work_status=row.status,
         )
 
 

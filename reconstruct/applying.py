@@ -23,9 +23,9 @@ from journal.store import work as works
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
 from journal.writepath import project
-from reconstruct.working import work_of
 from reconstruct.planning import PAGE, Base, Progress, silent
 from reconstruct.replay import Replay
+from reconstruct.working import work_of
 
 
 def the_store(record: Record) -> SqliteStore:

@@ -94,6 +94,7 @@ CREATE INDEX IF NOT EXISTS unrewind_work_open ON unrewind_work (entity) WHERE fi
 CREATE INDEX IF NOT EXISTS unrewind_work_entity ON unrewind_work (entity, version);
 CREATE INDEX IF NOT EXISTS unrewind_work_order ON unrewind_work (sequence, place)
   WHERE effect = 'internal' AND finished IS NULL;
+CREATE INDEX IF NOT EXISTS unrewind_work_lane ON unrewind_work (lane, number);
 CREATE INDEX IF NOT EXISTS unrewind_work_status ON unrewind_work (lane, status);
 CREATE INDEX IF NOT EXISTS unrewind_work_done ON unrewind_work (finished)
   WHERE effect <> 'external' AND status IN ('done', 'discarded');

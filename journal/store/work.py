@@ -139,11 +139,12 @@ def read_claimable(lane: str, limit: int, now: str, only: Sequence[str] = ()) ->
 
     With ``only`` nothing but these commands and items, due or not.
     """
-    which = "due <= ?"
+    where = "lane = ? AND due <= ?"
     if only:
-        which = "effect <> 'external' AND id IN (SELECT value FROM json_each(?))"
+        # The plus keeps the lane's index out of it: a few IDs are quicker found than what waits.
+        where = "+lane = ? AND effect <> 'external' AND id IN (SELECT value FROM json_each(?))"
     return _select(
-        f"lane = ? AND status IN ('ready', 'retry') AND {which} AND NOT EXISTS (SELECT 1"
+        f"{where} AND status IN ('ready', 'retry') AND NOT EXISTS (SELECT 1"
         " FROM unrewind_work b WHERE unrewind_work.effect = 'internal' AND b.effect = 'internal'"
         " AND b.finished IS NULL AND unrewind_work.sequence > 0"
         " AND b.sequence = unrewind_work.sequence AND b.place < unrewind_work.place)",

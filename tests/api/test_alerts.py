@@ -1,6 +1,7 @@
 """Alerts: each kind comes to the log, the metrics and the webhook; once, until it is over."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from journal.errors import JournalUnavailable, SettingsInvalid
 from journal.settings import Alert
 from tests.api.servers import Server
 from tests.support import handlers
-from tests.support.dispatching import Scene, handled, scene, settings_of
+from tests.support.dispatching import SECONDS, Scene, handled, scene, settings_of
 from tests.support.handlers import failures
 from tests.support.webhooks import Hook, hooked
 from tests.support.whole import verify_files
@@ -238,6 +239,29 @@ async def test_a_webhook_that_hangs_is_given_up_at_the_end(
     await alerts.close()
     assert task.done()
     assert "a-secret" not in caplog.text
+
+
+async def test_a_webhook_that_answers_for_ever_is_given_up(hook: Hook) -> None:
+    ended = asyncio.Semaphore(0)
+
+    async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():
+                writer.write(b"x-more: is coming\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            writer.close()
+            await writer.wait_closed()
+        ended.release()
+
+    async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        alerts = alone(hook, webhook=f"http://127.0.0.1:{port}/", timeout=0.2)
+        async with asyncio.timeout(SECONDS):
+            assert await alerts.test() == ["log", "metric"]
+            for _ in range(under_test.ATTEMPTS):
+                await ended.acquire()
 
 
 async def test_alerts_that_wait_for_the_webhook_are_limited(

@@ -5,14 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from api import handlers as under_test
 from api.dispatcher import Dispatcher
 from journal.control import Running
-from journal.errors import SettingsInvalid
+from journal.errors import JournalUnavailable, SettingsInvalid
 from journal.lanes import Effect, Lane
 from journal.lifecycle import Action, Command, Lifecycle
+from journal.outcomes import Outcome, Reported
+from journal.permits import Asked
+from journal.together import report_together
 from tests.api.servers import Server
 from tests.support import handlers
 from tests.support.dispatching import Scene, handled, lane, receiver, scene, settings_of
@@ -69,6 +73,47 @@ async def test_best_effort_items_come_in_lists(tmp_path: Path) -> None:
             await tenant.comes_to(identity, "done")
         assert [len(batch) for batch in seen] == [3, 3, 1]
         assert [identity for batch in seen for identity in batch] == made
+
+
+@pytest.mark.parametrize("fault", [None, JournalUnavailable("not now"), RuntimeError("a bug")])
+async def test_what_became_of_a_list_is_kept_in_one_commit_or_else_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None
+) -> None:
+    settings = one_lane(tmp_path, "batch", Effect.BEST_EFFORT, batch=9)
+    async with scene(settings, runs=False) as tenant:
+        write, report = tenant.journal.write, tenant.lanes.report
+        single: list[Any] = []
+
+        async def together(function: Any, *args: Any) -> Any:
+            if fault is not None and function is report_together:
+                raise fault
+            return await write(function, *args)
+
+        async def alone(*args: Any) -> Any:
+            single.append(args)
+            return await report(*args)
+
+        monkeypatch.setattr(tenant.journal, "write", together)
+        monkeypatch.setattr(tenant.lanes, "report", alone)
+        made = await items(tenant, *[b"{}"] * 5)
+        await tenant.start()
+        rows = [await tenant.comes_to(identity, "done") for identity in made]
+        assert [row.attempts for row in rows] == [1] * 5
+        assert len(single) == (0 if fault is None else 5)
+
+
+async def test_of_a_list_only_what_is_still_claimed_is_kept_together(tmp_path: Path) -> None:
+    settings = one_lane(tmp_path, "batch", Effect.BEST_EFFORT, batch=9)
+    async with scene(settings, runs=False) as tenant:
+        made = await items(tenant, b"1", b"2", b"3")
+        permits = (await tenant.lanes.claim(Asked("mail", "w", "claim-1", 9))).permits
+        said = [Reported(one.id, Outcome.CONFIRMED, one.lease) for one in permits]
+        await tenant.lanes.report(said[0])
+        stale = msgspec.structs.replace(said[1], lease=permits[1].lease - 1)
+        nobody = Reported("item_mail_none", Outcome.CONFIRMED, permits[0].lease)
+        left = await tenant.journal.write(report_together, [said[0], stale, nobody, said[2]])
+        assert left == [said[0], stale, nobody]
+        assert [(await tenant.row(one)).status for one in made] == ["done", "running", "done"]
 
 
 async def test_a_list_that_fails_is_run_again_as_items_of_their_own_budgets(

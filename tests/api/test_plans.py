@@ -74,14 +74,7 @@ def test_every_statement_is_looked_at() -> None:
     assert isinstance(rows, Rows)
 
 
-WHOLE = pytest.mark.xfail(strict=True, reason="unrewind_work has no index by lane and number yet")
-NAMES = [
-    pytest.param(name, marks=WHOLE) if name in {"read_claimable", "read_page"} else name
-    for name in (*STATEMENTS, *CONSTANTS)
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*STATEMENTS, *CONSTANTS])
 def test_l9_no_statement_reads_the_work_or_a_lane_whole(tenant: Tenant, name: str) -> None:
     found = {**STATEMENTS, **CONSTANTS}[name]
     for statement in [found] if isinstance(found, Statement) else found:

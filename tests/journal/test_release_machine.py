@@ -65,6 +65,8 @@ class Attempt:
         """It may be carried out at any moment now."""
         self.over = False
         """It will not be carried out any more."""
+        self.ended = False
+        """Nobody is at it on our side any more; the receiver may be."""
         self.done = False
 
     @property
@@ -90,6 +92,7 @@ class Releases(RuleBasedStateMachine):
         self.dead: set[str] = set()
         self.claims = 0
         self.snapshots = 0
+        self.versions = 2
 
     def teardown(self) -> None:
         try:
@@ -116,6 +119,12 @@ class Releases(RuleBasedStateMachine):
         except Refusal:
             return
 
+    @rule()
+    def permit_another(self) -> None:
+        """Another version; it supersedes what waits."""
+        self.versions += 1
+        self.town.release(self.entity, f"{self.versions}")
+
     # Working.
 
     @rule(
@@ -137,10 +146,14 @@ class Releases(RuleBasedStateMachine):
             self.sweep(expire=True)
 
     def _claimed(self) -> list[Attempt]:
-        """The attempts that a claim of whatever waits leads to."""
-        self.come_due()
+        """The attempts that a claim leads to, of what waits or else of a release made for it."""
         before = len(self.attempts)
-        self.claim(again=False, fault=None)
+        for _ in range(2):
+            self.come_due()
+            self.claim(again=False, fault=None)
+            if len(self.attempts) > before:
+                break
+            self.permit_another()
         return self.attempts[before:]
 
     @rule()
@@ -238,6 +251,7 @@ class Releases(RuleBasedStateMachine):
         self._report(one, outcome)
 
     def _report(self, one: Attempt, outcome: str) -> None:
+        one.ended = one.ended or one.begun
         receipt = f"r-{one.permit.id}" if outcome == "confirmed" else None
         try:
             self.town.report(one.permit, outcome, receipt=receipt)
@@ -274,7 +288,9 @@ class Releases(RuleBasedStateMachine):
         identity = data.draw(st.sampled_from(self._releases()))
         try:
             if what == "cancel":
+                before = self.town.status(identity)
                 self.town.do(handling.cancel, identity, "a test")
+                assert before != Status.READY or self.town.status(identity) == Status.CANCELLED
             elif what == "settle":
                 self._settle(identity)
             else:
@@ -377,20 +393,26 @@ class Asked(Releases):
         for one in self.attempts:
             self.dead.add(one.worker)
             one.over = one.over or not one.begun
+            one.ended = True
 
-    @precondition(lambda self: any(one.open and one.begun for one in self.attempts))
     @rule(data=st.data())
     def time_passes(self, data: Any) -> None:
-        """No call is under way after an hour, at neither end."""
+        """After an hour the receiver is done with what it has; a worker that hangs may go on."""
         for one in self.attempts:
-            if one.open and one.begun:
+            if one.open and one.ended:
                 one.done = data.draw(st.booleans())
                 one.over = not one.done
                 self.effects[one.permit.id] += one.done
         self._later()
 
-    @rule(begun=st.booleans(), kill=st.booleans(), rewound=st.booleans(), wait=st.booleans())
-    def asked_round(self, begun: bool, kill: bool, rewound: bool, wait: bool) -> None:
+    @rule(
+        begun=st.booleans(),
+        kill=st.booleans(),
+        rewound=st.booleans(),
+        wait=st.booleans(),
+        land=st.booleans(),
+    )
+    def asked_round(self, begun: bool, kill: bool, rewound: bool, wait: bool, land: bool) -> None:
         """Nothing is heard of an attempt, and its receiver knows nothing of it yet."""
         attempts = self._claimed()
         if rewound:
@@ -404,12 +426,14 @@ class Asked(Releases):
             self.kill()
         if wait:
             for one in self.attempts:
-                one.over = one.over or (one.begun and not one.done)
+                one.over = one.over or (one.ended and not one.done)
             self._later()
         for identity in self._releases():
             if not self.effects[identity]:
                 self._ask(identity, Told.NOT_FOUND)
-        self._claimed()
+        again = self._claimed()
+        for one in [*attempts, *again, *again] if land else []:
+            self._carry_out(one)
 
     def _later(self) -> None:
         for identity in self._releases():

@@ -48,6 +48,7 @@ class Journalled:
             self.reports.add(operation)
             report = json.loads(body)
             if envelope["action"] == "release.committed":
+                assert report["release"] not in self.confirmed, f"again: {report}"
                 self.committed.setdefault(report["release"], []).append(envelope["recorded"])
             elif envelope["action"] == "release.confirmed":
                 self.confirmed.setdefault(report["release"], envelope["recorded"])

@@ -85,6 +85,7 @@ class Rounds:
 
     def run(self, number: int) -> None:
         """Release, strike at a handoff, perhaps rewind, mend, and wait until all is quiet."""
+        town = self.town
         victim, how, handoff = next(self._strikes)
         lane = PULLED if victim == "worker" else self.rng.choice(PUSHED)
         said = f"{number}: {victim} {how.name} at {handoff.name} in {lane}"
@@ -92,7 +93,7 @@ class Rounds:
         documents = self._documents(number, lane)
         watched = documents[0].releases[lane]
         self._tell_receivers(documents, watched, handoff)
-        watch = Watch(self.town, handoff, lane, watched)
+        watch = Watch(town, handoff, lane, watched)
         try:
             with ThreadPoolExecutor(4) as pool:
                 deciding = [pool.submit(self._decide, document) for document in documents]
@@ -102,10 +103,12 @@ class Rounds:
                 self.books.check_effects()
                 if how is signal.SIGSTOP:
                     self._outlast(pid, lane)
+                elif self.rng.random() < 0.5:
+                    assert town.run("sweep").code in {0, 3}
                 if copy is not None and self.rng.random() < 0.5:
                     self._rewind(copy)
                     copy = None
-                self.town.mend()
+                town.mend()
                 _all_well(deciding)
         except BaseException as error:
             error.add_note(said)
@@ -115,7 +118,7 @@ class Rounds:
         self._until_quiet()
         if copy is not None:
             self._rewind(copy)
-            self.town.mend()
+            town.mend()
             self._until_quiet()
         self.books.check_accounts()
         self._settle_some(number)
@@ -347,6 +350,9 @@ def _run(folder: Path, rounds: int) -> dict[str, Any]:
         for server in town.servers:
             assert "Traceback" not in server.errors, (SEED, server.errors)
         town.puller.kill()
+        assert "Traceback" not in town.puller.log.read_text(), town.puller.log.read_text()
+        for receiver in town.receivers.values():
+            assert not receiver.errors, receiver.errors
         assert town.dispatcher.stop() == 0, town.dispatcher.errors
         assert town.service.stop() == 0, town.service.errors
         assert verify_files(town.settings) == []

@@ -21,7 +21,8 @@ from journal.entry import JSON_TYPE
 from journal.inquiry import WorkView
 from journal.lanes import Contract, Effect, Lane, Receiver
 from journal.lifecycle import Action, Command, Lifecycle, Mode
-from journal.settings import Alert
+from journal.record import Record
+from journal.release import REPORT_TYPE, Report, report_of
 from tests.support.whole import verify_files
 
 SECONDS = 60
@@ -189,6 +190,17 @@ class Scene:
         view = await self.journal.history(entity)
         return [one.action for one in view.revisions]
 
+    async def evidence(self, identity: str) -> list[str | None]:
+        """The evidence of what was decided of a release, in order."""
+        entity = (await self.row(identity)).entity
+
+        async def reports(record: Record) -> list[Report]:
+            rows = await record.journal().history(entity or "", 1, 1 << 60, 1000)
+            entries = [row.entry() for row in rows]
+            return [report_of(one.body) for one in entries if one.envelope.body.type == REPORT_TYPE]
+
+        return [report.evidence for report in await self.journal.read(reports)]
+
 
 @contextlib.asynccontextmanager
 async def scene(settings: Settings, *, runs: bool = True) -> AsyncIterator[Scene]:
@@ -203,7 +215,3 @@ async def scene(settings: Settings, *, runs: bool = True) -> AsyncIterator[Scene
             await made.stop()
             await made.alerts.close()
     assert verify_files(settings) == []
-
-
-def alerting(url: str, secret_env: str | None = None) -> Alert:
-    return Alert(webhook=url, secret_env=secret_env, timeout=5.0)
