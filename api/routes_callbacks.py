@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from api import problems
 from api.answers import Answer, reply
 from api.calls import RECEIVER, SIGNED, Call, described
+from api.dispatcher import Dispatcher
 from api.requests import MAX_WORK_ID, body_of, journal_of, path_value, query, shape, work_id
 from api.signing import ID, SIGNATURE, TIMESTAMP, CallbackRefused, check_secret, verify_callback
 from journal.callbacks import hear
@@ -104,6 +105,9 @@ async def take_callback(request: Request[Any, Any, Any]) -> Answer:
     if heard.seen:
         _warn(request, "was taken before: nothing is done")
         return reply(CallbackSeen())
+    if heard.woken:
+        dispatcher: Dispatcher = request.app.state["dispatcher"]
+        dispatcher.wake()
     return reply(CallbackTaken(release, heard.woken), 202)
 
 

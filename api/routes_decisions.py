@@ -172,10 +172,13 @@ def receipt(acceptance: Acceptance, base: str, ran: Sequence[Ran] = ()) -> Recei
     )
 
 
-async def run_commands(
+async def follow_up(
     request: Request[Any, Any, Any], action: str, acceptance: Acceptance
 ) -> list[Ran]:
-    """Run the commands of a new decision that are to run in the request, in their order."""
+    """Set going what follows from a decision; what became of the commands that run in the request."""
+    dispatcher: Dispatcher = request.app.state["dispatcher"]
+    if acceptance.releases or acceptance.commands:
+        dispatcher.wake()
     if not acceptance.commands:
         return []
     journal = journal_of(request)
@@ -185,7 +188,6 @@ async def run_commands(
         for place, command in enumerate(lifecycle.actions[action].commands)
         if command.mode is Mode.SYNC
     ]
-    dispatcher: Dispatcher = request.app.state["dispatcher"]
     return await dispatcher.run_now([each for each in wanted if each in acceptance.commands])
 
 
@@ -220,7 +222,7 @@ async def decide(request: Request[Any, Any, Any]) -> Answer:
     key = idempotency_key(request.scope)
     operation = operation_of(raw, journal, key, principal(request), "the request")
     acceptance = await journal.accept(operation)
-    ran = await run_commands(request, operation.action, acceptance)
+    ran = await follow_up(request, operation.action, acceptance)
     return Answer(status_of(acceptance), encode(receipt(acceptance, base_of(journal), ran)))
 
 
@@ -254,9 +256,9 @@ async def decide_batch(request: Request[Any, Any, Any]) -> Answer:
             answers.append(error)
     decided = await journal.accept_many(operations) if operations else []
     ran = {
-        answer.operation: await run_commands(request, operation.action, answer)
+        answer.operation: await follow_up(request, operation.action, answer)
         for operation, answer in zip(operations, decided, strict=True)
-        if isinstance(answer, Acceptance) and answer.commands
+        if isinstance(answer, Acceptance) and (answer.commands or answer.releases)
     }
     judged = iter(decided)
     base = base_of(journal)

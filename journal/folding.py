@@ -205,6 +205,7 @@ def after_report(row: Work, action: str, report: Report, now: str) -> Work:
                 row,
                 status=str(status),
                 maybe=int(report.maybe),
+                failures=row.failures + int(report.ended and report.dead),
                 # No call of the attempt left us later than this: one that has ended may have been
                 # held up since its step.
                 started=now if report.ended else row.started or now,

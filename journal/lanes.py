@@ -108,6 +108,8 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True):
         return self.receiver is None and self.handler is None
 
 
+_LONGEST = 315_360_000.0
+
 DELIVERY = Lane()
 """The lane that the shipped `document` lifecycle releases to: workers pull, nothing is assumed."""
 
@@ -278,6 +280,8 @@ def _check_lifecycle(kind: str, lifecycle: Lifecycle, lanes: Mapping[str, Lane])
 def _above_zero(where: str, label: str, value: float) -> None:
     if not value > 0:
         raise SettingsInvalid(f"{where}: {label} must be above 0")
+    if value > _LONGEST and label != "cap":
+        raise SettingsInvalid(f"{where}: {label} must be at most {_LONGEST:.0f} s, ten years")
 
 
 def _not_negative(where: str, label: str, value: float) -> None:

@@ -302,7 +302,8 @@ def before_attempt(row: Work, lane: Lane, terms: Terms, now: str, *, ask: bool) 
         evidence = "the receiver no longer suppresses a repeated ID: its window is over"
         return _decide("unknown", row, said, evidence, maybe=True, ask=ask)
     if row.failures >= lane.attempts:
-        evidence = f"its budget of {lane.attempts} attempts is spent"
+        last = f"; the last one: {row.last_error}" if row.last_error else ""
+        evidence = f"its budget of {lane.attempts} attempts is spent{last}"
         return _decide("unknown", row, said, evidence, maybe=bool(row.maybe), dead=True)
     return None
 

@@ -42,6 +42,7 @@ MAX_CLAIM = 256
 """Rows that one claim may hold."""
 
 _SLACK = 16
+_MOST_LOOKED_AT = 2000
 _HOLD = 15.0
 
 
@@ -189,41 +190,58 @@ class _Picked(Struct):
     decisions: list[Operation]
 
 
-async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Picked:
-    """What is due in the lane, as far as slots and rate budgets go."""
-    most = min(asked.limit, lane.concurrency * lane.batch)
-    now, counts = await ready.store.read([works.READ_NOW, works.READ_COUNTS])
+async def _room(record: Record, ready: Ready, asked: Asked, lane: Lane) -> int:
+    """How much may be picked up now: as far as slots and rate budgets go."""
+    counts = works.counts_of((await ready.store.read([works.READ_COUNTS]))[0])
     running = sum(
         count.items
-        for count in works.counts_of(counts)
+        for count in counts
         if count.lane == asked.lane and count.status == Status.RUNNING
     )
-    most = min(most, lane.concurrency * lane.batch - running)
-    if most > 0:
-        most = min(most, await _budget(record, ready, asked.lane, lane))
+    free = min(asked.limit, lane.concurrency * lane.batch - running)
+    return min(free, await _budget(record, ready, asked.lane, lane)) if free > 0 else 0
+
+
+async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Picked:
+    """What is due in the lane, and what is to be done about whatever cannot go."""
     picked = _Picked([], [], [])
+    most = await _room(record, ready, asked, lane)
     if most <= 0:
         return picked
-    moment: str = now[0][0]
-    wanted = works.read_claimable(asked.lane, most + _SLACK, moment, asked.only)
-    rows, spoiled = works.readable_of((await ready.store.read([wanted]))[0])
-    for identity, why in spoiled.items():
-        LOGGER.error("work %s of lane %s cannot be read: %s", identity, asked.lane, why)
-        picked.aside.append(works.park(identity, why, lane.attempts, lane.backoff))
-    for row in rows:
-        if len(picked.rows) == most:
-            break
-        stopped = await _stopped(record, row, moment)
-        if stopped is None:
-            picked.rows.append(row)
-        elif isinstance(stopped, Operation):
-            picked.decisions.append(stopped)
-        else:
-            picked.aside.append(stopped)
-    return picked
+    flawed = await record.journal().flawed() if ready.look.flawed else {}
+    now: str = (await ready.store.read([works.READ_NOW]))[0][0][0]
+    seen: set[str] = set()
+    limit = most + _SLACK
+    while True:
+        wanted = works.read_claimable(asked.lane, limit, now, asked.only)
+        rows, spoiled = works.readable_of((await ready.store.read([wanted]))[0])
+        for identity in spoiled.keys() - seen:
+            why = spoiled[identity]
+            LOGGER.error("work %s of lane %s cannot be read: %s", identity, asked.lane, why)
+            picked.aside.append(works.park(identity, why, lane.attempts, lane.backoff))
+        for row in rows:
+            if row.id in seen:
+                continue
+            if len(picked.rows) == most:
+                return picked
+            stopped = await _stopped(record, row, now, flawed)
+            if stopped is None:
+                picked.rows.append(row)
+            elif isinstance(stopped, Operation):
+                picked.decisions.append(stopped)
+            else:
+                picked.aside.append(stopped)
+        exhausted = len(rows) + len(spoiled) < limit or limit > _MOST_LOOKED_AT
+        if exhausted or len(picked.rows) == most:
+            return picked
+        # Whatever is set aside must not keep the rows behind it from leaving in this very pass.
+        seen |= spoiled.keys() | {row.id for row in rows}
+        limit *= 4
 
 
-async def _stopped(record: Record, row: Work, now: str) -> Operation | Statement | None:
+async def _stopped(
+    record: Record, row: Work, now: str, flawed: Mapping[str, int]
+) -> Operation | Statement | None:
     """What keeps a due row from being attempted: a decision to make, or a hold to write."""
     lane = record.settings.lanes[row.lane]
     try:
@@ -235,6 +253,8 @@ async def _stopped(record: Record, row: Work, now: str) -> Operation | Statement
         return works.hold(row.id, f"held: {astray}", _HOLD)
     if row.effect != Effect.EXTERNAL:
         return None
+    if row.entity in flawed:
+        return works.hold(row.id, f"held: the history of {row.entity} is incomplete", _HOLD)
     receipt = await observed(record, row)
     if receipt is not None:
         return works.hold(row.id, f"held: {receipt} was observed", _HOLD)

@@ -159,3 +159,4 @@ CREATE TABLE IF NOT EXISTS unrewind_callbacks (
   seen     TEXT NOT NULL,
   PRIMARY KEY (receiver, id)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS unrewind_callbacks_seen ON unrewind_callbacks (seen);

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 
+from api import dispatching as dispatching_process
 from api.dispatcher import Dispatcher
 from api.heart import Heart
 from api.loops import Loop
@@ -484,11 +485,16 @@ async def test_a_stop_waits_for_what_is_under_way_and_keeps_its_result(
         assert (await tenant.row(waits)).status == "ready"
 
 
-async def test_a_writer_that_has_stopped_ends_the_loops(tmp_path: Path, made: Receiver) -> None:
-    async with scene(pushing(tmp_path, made)) as tenant:
+async def test_a_process_whose_writer_has_stopped_ends_to_be_started_again(
+    tmp_path: Path, made: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with scene(pushing(tmp_path, made), runs=False) as tenant:
+        running = asyncio.create_task(dispatching_process._run(tenant.journal, ["parcels"]))
+        await tenant.comes_to(await tenant.permit(), "done")
+        assert capsys.readouterr().out == "unrewind dispatches parcels\n"
         tenant.journal._writing.poisoned = "the disk failed"
         async with asyncio.timeout(SECONDS):
-            await tenant.dispatcher.ended()
+            assert await running == 1
         tenant.journal._writing.poisoned = None
 
 

@@ -1,5 +1,6 @@
 """Acceptance: which operations become decisions, and which."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,16 +28,21 @@ from journal.entry import GENESIS, JSON_TYPE, Entry, check
 from journal.errors import (
     HistoryIncomplete,
     Invalid,
+    NotFound,
     OperationReused,
+    Overloaded,
+    Recovering,
     RevisionMismatch,
     TransitionRefused,
     UnrewindError,
 )
 from journal.history import examine
 from journal.lifecycle import DOCUMENT
-from journal.release import Rules
+from journal.release import REPORT_TYPE, Report, Rules, body_of
 from journal.settings import Settings
+from journal.work import Work
 from tests.journal import independent
+from tests.support.releases import row_of_work
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY, link
 from tests.support.tenants import LIFECYCLES
 
@@ -51,8 +57,10 @@ def run(
     heads: dict[str, EntityHead] | None = None,
     known: dict[str, Entry | UnrewindError] | None = None,
     incomplete: dict[str, int] | None = None,
+    work: Mapping[str, Mapping[str, Work]] | None = None,
 ) -> Judged:
-    return judge(operations, View(tip, heads or {}, known or {}, incomplete or {}), CONTEXT)
+    view = View(tip, heads or {}, known or {}, incomplete or {}, work or {})
+    return judge(operations, view, CONTEXT)
 
 
 def op(id: str, entity: str = "document/1", action: str = "submit", **fields: Any) -> Operation:
@@ -131,7 +139,11 @@ def test_a_batch_cut_in_two_is_decided_as_one(operations: list[Operation], cut: 
     known: dict[str, Entry | UnrewindError] = {
         d.entry.envelope.operation: d.entry for d in first.decisions
     }
-    second = run(*operations[cut:], tip=first.tip, heads=heads, known=known)
+    work: dict[str, dict[str, Work]] = {}
+    for row in first.work.values():
+        work.setdefault(row.entity or "", {})[row.id] = row
+    second = run(*operations[cut:], tip=first.tip, heads=heads, known=known, work=work)
+    assert {**first.work, **second.work} == dict(whole.work)
     assert [*first.decisions, *second.decisions] == list(whole.decisions)
     assert [shape(a) for a in (*first.answers, *second.answers)] == [
         shape(a) for a in whole.answers
@@ -303,3 +315,92 @@ def test_what_passes_the_door_is_sealed_within_the_format() -> None:
     check_operation(widest, RULES, 1 << 20)
     entry = run(widest).decisions[0].entry
     assert independent.check(entry.text, entry.body) == entry.digest
+
+
+# What a decision makes of work.
+
+
+def released(entity: str = "document/1", version: str = "1") -> list[Operation]:
+    return [
+        op(f"{entity}-{action}-{version}", entity, action, version=version)
+        for action in ("submit", "approve", "release")
+    ]
+
+
+def test_a_permission_is_in_the_envelope_and_makes_one_row() -> None:
+    judged = run(*released())
+    ((identity, row),) = judged.work.items()
+    (release,) = judged.decisions[-1].entry.envelope.releases
+    assert (release.id, release.lane, release.version) == (identity, "delivery", "1")
+    assert (row.status, row.entity, row.revision) == ("ready", "document/1", 3)
+    assert receipt(judged, 2).releases == (identity,)
+    assert receipt(judged, 2).existing == ()
+    again = run(*released(), op("again", action="release", version="1"))
+    assert receipt(again, 3).existing == (identity,)
+    assert len(again.work) == 1
+
+
+def test_each_operation_sees_the_work_of_the_ones_before_it() -> None:
+    judged = run(*released(), op("stop", action="revoke"))
+    (row,) = judged.work.values()
+    assert row.status == "cancelled"
+
+
+def test_what_the_door_refuses_is_no_decision_and_leaves_no_trace() -> None:
+    asked: list[int] = []
+
+    def admit(rows: Sequence[Work]) -> None:
+        asked.append(len(rows))
+        raise Overloaded
+
+    context = msgspec.structs.replace(CONTEXT, admit=admit)
+    operations = [*released(), op("other", "case/1", "set")]
+    judged = judge(operations, View(START, {}, {}), context)
+    assert asked == [1]
+    assert isinstance(refusal(judged, 2), Overloaded)
+    assert judged.work == {}
+    assert [d.entry.envelope.action for d in judged.decisions] == ["submit", "approve", "set"]
+    assert receipt(judged, 3).sequence == 3
+
+
+@pytest.mark.parametrize("effects", [False, True])
+def test_p7_a_commitment_is_judged_by_the_stage_and_a_report_is_not(*, effects: bool) -> None:
+    permitted = run(*released())
+    heads = {"document/1": head_after(permitted.decisions[-1])}
+    (row,) = permitted.work.values()
+    commit = told("release.committed", row, lease=7)
+    confirm = told("release.confirmed", row, lease=7)
+    context = msgspec.structs.replace(CONTEXT, effects=effects)
+    view = View(permitted.tip, heads, {}, {}, {"document/1": {row.id: row}})
+    judged = judge([commit, confirm], view, context)
+    if not effects:
+        assert isinstance(refusal(judged, 0), Recovering)
+        assert judged.decisions == ()
+        return
+    assert [d.entry.envelope.outcome.state for d in judged.decisions] == ["committed", "released"]
+    # A report decides on no content: the version that was decided on before still stands.
+    assert {d.entry.envelope.version for d in judged.decisions} == {"1"}
+    assert judged.work[row.id].status == "done"
+
+
+def told(action: str, row: Work, **fields: Any) -> Operation:
+    """A report on a release, as unrewind makes an operation of it."""
+    body = body_of(Report(row.id, **fields))
+    return Operation(action, row.entity or "", action, body=body, body_type=REPORT_TYPE)
+
+
+def test_a_report_on_an_entity_that_is_not_there_is_refused() -> None:
+    row = row_of_work(entity="document/9")
+    assert isinstance(refusal(run(told("release.confirmed", row))), NotFound)
+
+
+def test_a_correction_corrects_a_release_of_its_own_entity() -> None:
+    body = b'{"corrects":"rel_0"}'
+    heads = {"document/1": EntityHead("document/1", 5, HISTORY, "d" * 64, 9, "released", "1", "{}")}
+    recall = op("r", action="recall", version="1", body=body, body_type=JSON_TYPE)
+    assert isinstance(refusal(run(recall, heads=heads)), Invalid)
+    own = {"document/1": {"rel_0": row_of_work(id="rel_0", entity="document/1", status="done")}}
+    judged = run(recall, heads=heads, work=own)
+    (release,) = judged.decisions[0].entry.envelope.releases
+    assert release.corrects == "rel_0"
+    assert judged.work.keys() == {release.id}

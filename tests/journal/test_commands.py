@@ -329,6 +329,19 @@ def test_l14_a_row_that_cannot_be_read_is_parked_and_the_one_behind_leaves_in_th
     made.finish()
 
 
+def test_l14_however_many_rows_cannot_go_the_one_behind_them_leaves_in_the_same_pass(
+    tmp_path: Path,
+) -> None:
+    made = Yard(lane_settings(tmp_path))
+    for number in range(150):
+        spoiled = made.release(f"payment/{number}")
+        made.meddle(spoiled, data="{", due=PAST)
+    last = made.release("payment/last")
+    assert [permit.id for permit in made.claim("pay").permits] == [last]
+    made.spoiled()
+    made.finish()
+
+
 @pytest.mark.parametrize("what", SPOILED)
 def test_l14_a_row_in_progress_that_cannot_be_read_keeps_no_other_from_the_sweep(
     tmp_path: Path, what: str

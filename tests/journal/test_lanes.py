@@ -220,6 +220,18 @@ def test_a_time_that_is_not_above_zero_is_refused(label: str, value: float) -> N
     assert refused.value.detail == f"[lane.pay]: {label} must be above 0"
 
 
+@pytest.mark.parametrize("label", [label for label in TIMES if label != "cap"])
+@pytest.mark.parametrize("value", [315_360_001.0, float("inf")])
+def test_a_time_that_nobody_can_wait_for_is_refused(label: str, value: float) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        check({label: value, "cap": float("inf")})
+    assert refused.value.detail == f"[lane.pay]: {label} must be at most 315360000 s, ten years"
+
+
+def test_a_platform_may_have_no_cap() -> None:
+    check({"cap": float("inf")})
+
+
 @pytest.mark.parametrize("label", ["rate", "replay", "tolerance", "limit"])
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_a_bound_below_zero_is_refused(label: str, value: float) -> None:

@@ -220,7 +220,7 @@ class Town(Site):
             folder,
             declared(self.receivers) + more,
             **{
-                "UNREWIND_DISPATCH_EVERY": "0.1",
+                "UNREWIND_DISPATCH_EVERY": "0.2",
                 "UNREWIND_SWEEP_EVERY": "0.4",
                 "UNREWIND_HANDOFF_EVERY": "0.5",
                 "UNREWIND_LOCK_TIMEOUT": "1.5",

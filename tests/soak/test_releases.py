@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.soak.clients import Cut
 from tests.soak.effects import LANES, PULLED, PUSHED, Town, town_at
 from tests.soak.handoffs import Handoff, Watch, behaviour, widening
 from tests.soak.ledger import Ledger
-from tests.soak.processes import Ran, item
+from tests.soak.processes import Ran, item, until
 from tests.support.whole import verify_files
 
 SEED = int(os.environ.get("UNREWIND_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -223,15 +224,19 @@ class Rounds:
                 self._reap(pid)
                 return
             assert swept.code in {0, 3}, swept
-            rows = town.rows()
-            left = [
-                rows[identity]
-                for identity, lease in held.items()
-                if (rows[identity]["status"], rows[identity]["lease"]) == ("running", lease)
-            ]
-            if swept.code == 0 and not left:
+            if swept.code == 0 and not self._left(held):
                 return
-            assert time.monotonic() < deadline, f"never swept: {left}"
+            until("their time is over", lambda: all(map(_is_over, self._left(held))))
+            assert time.monotonic() < deadline, f"never swept: {self._left(held)}"
+
+    def _left(self, held: dict[str, int]) -> list[dict[str, Any]]:
+        """The rows that still run under these claims."""
+        rows = self.town.rows()
+        return [
+            rows[identity]
+            for identity, lease in held.items()
+            if (rows[identity]["status"], rows[identity]["lease"]) == ("running", lease)
+        ]
 
     # Rewinding.
 
@@ -320,6 +325,10 @@ def _held_by(row: dict[str, Any], pid: int, lane: str, town: Town) -> bool:
     if pid in {town.service.pid, town.dispatcher.pid}:
         return str(row["worker"]).endswith(f":{pid}")
     return bool(row["lane"] == lane)
+
+
+def _is_over(row: dict[str, Any]) -> bool:
+    return bool(datetime.fromisoformat(row["sweep_at"]) < datetime.now(UTC))
 
 
 def _end_holder(refused: Ran) -> None:

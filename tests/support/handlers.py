@@ -51,12 +51,6 @@ def batch(permits: Sequence[Permit]) -> None:
     _next(permits)
 
 
-def numbered(permit: Permit) -> str:
-    """Takes the number in the data down."""
-    seen.append(msgspec.json.decode(permit.data)["n"])
-    return "counted"
-
-
 def told(permit: Permit) -> str:
     """Fails where the data says so."""
     if msgspec.json.decode(permit.data).get("fail"):
