@@ -47,7 +47,8 @@ class Asker:
         # Who lives on is never proven dead: about its own attempts this process has to tell.
         idle = None if self._carrier.carries(question.id) else self._carrier.worker
         try:
-            await self._journal.lanes.take_answer(*answer_of(question.id, reply), idle)
+            told, said = answer_of(question.id, reply)
+            await self._journal.lanes.take_answer(told, said, idle, question)
         except UnrewindError as error:
             LOGGER.warning("%s: the receiver's answer is not taken: %s", question.id, error.detail)
         except Exception:

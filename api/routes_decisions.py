@@ -175,7 +175,7 @@ def receipt(acceptance: Acceptance, base: str, ran: Sequence[Ran] = ()) -> Recei
 async def follow_up(
     request: Request[Any, Any, Any], action: str, acceptance: Acceptance
 ) -> list[Ran]:
-    """Set going what follows from a decision; what became of the commands that run in the request."""
+    """Set going what follows from a decision; what became of the commands that ran at once."""
     dispatcher: Dispatcher = request.app.state["dispatcher"]
     if acceptance.releases or acceptance.commands:
         dispatcher.wake()

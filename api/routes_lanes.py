@@ -21,12 +21,11 @@ from api.requests import (
     query,
     shape,
 )
-from api.routes_releases import SENT, ReasonRequest, check_names
-from journal import Journal
+from api.routes_releases import SENT, ReasonRequest, check_names, check_pulled
 from journal.control import LaneState, Role, Running
 from journal.data import parse
 from journal.entry import MAX_ACTION, MAX_STRING, check_name
-from journal.errors import Invalid, NotFound, Refused
+from journal.errors import Invalid, NotFound
 from journal.handling import MAX_ITEMS
 from journal.inquiry import LaneView
 from journal.permits import MAX_CLAIM, Asked, Permit
@@ -233,7 +232,7 @@ async def claim(request: Request[Any, Any, Any]) -> Answer:
     operation = _operation(asked.operation, idempotency_key(request.scope))
     journal = journal_of(request)
     lane = path_value(request, "lane")
-    _check_pulled(journal, lane)
+    check_pulled(journal, lane)
     claimed = await journal.lanes.claim(
         Asked(lane, asked.worker, operation, asked.limit, asked.execution)
     )
@@ -248,20 +247,6 @@ def _operation(operation: str | None, key: str | None) -> str:
         )
     chosen = key if operation is None else operation
     return f"claim-{secrets.token_hex(16)}" if chosen is None else chosen
-
-
-def _check_pulled(journal: Journal, name: str) -> None:
-    """Refuse a lane whose work unrewind attempts itself, telling from its own steps how far it is.
-
-    After another's attempt it would take work for untouched that may be done. Raises Refused.
-    """
-    lane = journal.settings.lanes.get(name)
-    if lane is not None and not lane.pulled:
-        runs = f"sent to receiver {lane.receiver}" if lane.receiver else f"run by {lane.handler}"
-        raise Refused(
-            f"the work of lane {name} is {runs}; workers claim from lanes that name neither",
-            lane=name,
-        )
 
 
 @post(

@@ -31,9 +31,10 @@ from api.requests import (
     text,
     work_of,
 )
+from journal import Journal
 from journal.control import Role
 from journal.entry import MAX_INTEGER, MAX_STRING, check_name
-from journal.errors import Invalid, LeaseLost, NotFound
+from journal.errors import Invalid, LeaseLost, NotFound, Recovering, Refused
 from journal.inquiry import Filter, WorkView
 from journal.lanes import Effect
 from journal.outcomes import PICKED_UP, Outcome, Reported
@@ -218,8 +219,36 @@ async def report_outcome(request: Request[Any, Any, Any]) -> Answer:
         worker=said.worker,
         execution=said.execution,
     )
-    reception = await journal_of(request).lanes.report(reported, principal(request))
+    journal = journal_of(request)
+    await _check_pulled(journal, identity)
+    reception = await journal.lanes.report(reported, principal(request))
     return reply(reception, 202 if reception.observed else 200)
+
+
+def check_pulled(journal: Journal, name: str) -> None:
+    """Refuse a lane whose work unrewind attempts itself, telling from its own steps how far it is.
+
+    After another's attempt it would take work for untouched that may be done. Raises Refused.
+    """
+    lane = journal.settings.lanes.get(name)
+    if lane is not None and not lane.pulled:
+        runs = f"sent to receiver {lane.receiver}" if lane.receiver else f"run by {lane.handler}"
+        raise Refused(
+            f"the work of lane {name} is {runs}; workers claim from lanes that name neither",
+            lane=name,
+        )
+
+
+async def _check_pulled(journal: Journal, identity: str) -> None:
+    """Refuse to be told of an attempt that unrewind itself makes. Raises Refused.
+
+    A report on what is unknown here, or comes while the tenant is closed, is evidence all the same.
+    """
+    try:
+        lane = (await journal.lanes.one(identity)).lane
+    except (NotFound, Recovering):
+        return
+    check_pulled(journal, lane)
 
 
 @post(
@@ -250,6 +279,7 @@ async def beat(request: Request[Any, Any, Any]) -> Answer:
         )
     journal = journal_of(request)
     lane = (await journal.lanes.one(identity)).lane
+    check_pulled(journal, lane)
     held = await journal.lanes.beat(Beating(lane, [(identity, said.lease)], step))
     view = await journal.lanes.one(identity)
     if (identity, said.lease) not in held or view.heartbeat is None:

@@ -178,6 +178,8 @@ def check_operation(
     if len(operation.body) > max_body:
         raise Invalid(f"a body may have at most {max_body} bytes", field="body", limit=max_body)
     check_name("operation", operation.operation, MAX_OPERATION)
+    if operation.operation.startswith("rel_") and "/" in operation.operation:
+        raise Invalid("operation IDs of the form rel_…/… are unrewind's own", field="operation")
     check_entity(operation.entity)
     lifecycle = lifecycle_of(lifecycles, operation.entity)
     if lifecycle.owner is Owner.CALLER:
@@ -357,11 +359,17 @@ def _decide(
             actual=revision,
         )
     rules = context.rules
+    reports = is_report(operation.action, operation.body_type)
+    if reports and operation.entity.partition("/")[0] not in rules.lifecycles:
+        raise HistoryIncomplete(
+            f"{operation.entity}: its type is declared no more, so nothing is decided about it",
+            entity=operation.entity,
+        )
     lifecycle = lifecycle_of(rules.lifecycles, operation.entity)
     before = EMPTY if head is None else head.data.encode()
     releases: tuple[Release, ...] = ()
     version = operation.version
-    if is_report(operation.action, operation.body_type):
+    if reports:
         state = _judge_report(operation, head, rows, lifecycle, context)
         data = before
         # A report decides on no content: what was decided on before still is.

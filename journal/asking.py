@@ -18,18 +18,20 @@ from journal.outcomes import Change, Decide, Put, Reported, Told, after_answer
 from journal.record import Record
 from journal.release import Report
 from journal.reports import Reception, apply, lane_of, read_row, terms, write_ready
+from journal.standing import LOGGER
 from journal.store import work as works
 from journal.work import ASKABLE, Status, Work, note, seconds_since
 from journal.writepath import make_ready
 
 
 class Question(Struct, frozen=True):
-    """A release about which its receiver is to be asked."""
+    """A release about which its receiver is to be asked: up to which attempt, and since when."""
 
     id: str
     receiver: str
     digest: str | None
     attempt: int
+    asked: str
 
 
 async def to_ask(record: Record, lane: str, limit: int) -> list[Question]:
@@ -40,24 +42,35 @@ async def to_ask(record: Record, lane: str, limit: int) -> list[Question]:
         return []
     with record.lock.held():
         ready = await make_ready(record)
-        rows, _ = works.readable_of((await ready.store.read([works.read_askable(lane, limit)]))[0])
-        if rows:
-            ids = [row.id for row in rows]
+        found, now = await ready.store.read([works.read_askable(lane, limit), works.READ_NOW])
+        rows, spoiled = works.readable_of(found)
+        ids = [*(row.id for row in rows), *spoiled]
+        if ids:
             await write_ready(record, ready, [works.postpone(ids, declared.poll)])
-    return [Question(row.id, row.receiver or "", row.digest, row.attempts) for row in rows]
+    for identity, why in spoiled.items():
+        LOGGER.error("work %s of lane %s cannot be read: %s", identity, lane, why)
+    return [
+        Question(row.id, row.receiver or "", row.digest, row.attempts, now[0][0]) for row in rows
+    ]
 
 
 async def take_answer(
-    record: Record, told: Told, said: Reported, idle: str | None = None
+    record: Record,
+    told: Told,
+    said: Reported,
+    idle: str | None = None,
+    question: Question | None = None,
 ) -> Reception | None:
-    """Take in what the receiver said; None when the release has ended or is under way again.
+    """Take in what the receiver said; None when the release has ended or has moved on since.
 
-    ``idle`` is the worker that asked, where it is at no work on this release itself.
+    ``idle`` is the worker that asked, where it is at no work on this release itself. An answer
+    tells about the attempts up to that of its ``question``, and about the time when it was asked:
+    one that was held up on its way must not be taken for an answer about a later attempt.
     """
     with record.lock.held():
         ready = await make_ready(record)
         row = await read_row(record, said.id)
-        if row.status not in ASKABLE:
+        if row.status not in ASKABLE or (question and question.attempt != row.attempts):
             return None
         receiver = record.settings.receiver.get(row.receiver or "")
         if receiver is None:
@@ -71,7 +84,9 @@ async def take_answer(
             wait = max(receiver.poll, said.retry_after or 0.0)
             if told is Told.NOT_FOUND and row.worker is not None and _is_over(row.worker, idle):
                 row = _ended(row, now)
-            change = after_answer(row, told, said, found, now, wait, over=row.worker is None)
+            asked = now if question is None else question.asked
+            over = row.worker is None
+            change = after_answer(row, told, said, found, now, wait, over=over, asked=asked)
         identity = f"{row.id}/{told}/asked-{row.attempts}"
         return await apply(record, ready, row, change, None, identity)
 

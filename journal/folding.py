@@ -43,10 +43,9 @@ def fold(rows: Mapping[str, Work], entry: Entry, data: bytes, rules: Rules) -> d
     changed = _withdraw(rows, entry, lifecycle)
     fields: dict[str, Any] = {}
     action = lifecycle.actions.get(envelope.action)
-    commands: tuple[Command, ...] = ()
-    if action is not None and envelope.lifecycle == lifecycle.version:
-        # What another version of the lifecycle asked for cannot be told from this one.
-        commands = action.commands
+    commands: tuple[Command, ...] = () if action is None else action.commands
+    # What another version of the lifecycle asked for cannot be told from this one.
+    doubtful = envelope.lifecycle != lifecycle.version
     if envelope.releases or commands:
         fields = msgspec.json.decode(data)
     for release in envelope.releases:
@@ -54,11 +53,14 @@ def fold(rows: Mapping[str, Work], entry: Entry, data: bytes, rules: Rules) -> d
         if known is None or (known.status == Status.CANCELLED and known.committed is None):
             place = len(changed)
             changed[release.id] = _permission(release, entry, data, fields, rules, place)
+        elif known.cancel_requested and not known.over:
+            # Permitted anew while it is under way: what was asked for before holds no more.
+            changed[release.id] = msgspec.structs.replace(known, cancel_requested=0)
     for place, command in enumerate(commands):
         identity = command_id(envelope.tenant, envelope.operation, place, command.name)
         lane = rules.lanes.get(command.lane)
         if lane is not None and identity not in rows:
-            changed[identity] = Work(
+            made = Work(
                 id=identity,
                 lane=command.lane,
                 effect=str(lane.effect),
@@ -81,7 +83,19 @@ def fold(rows: Mapping[str, Work], entry: Entry, data: bytes, rules: Rules) -> d
                 step="accepted: waits to be picked up",
                 owner=lane.owner,
             )
+            changed[identity] = _in_doubt(made, envelope.lifecycle) if doubtful else made
     return changed
+
+
+def _in_doubt(row: Work, version: str) -> Work:
+    """A command of a decision that another version of the lifecycle judged: for a person to see."""
+    return msgspec.structs.replace(
+        row,
+        status=str(Status.DEAD),
+        due=None,
+        maybe=1,
+        step=note(f"its decision was judged by lifecycle version {version}: is it still wanted?"),
+    )
 
 
 def _due(command: Command, lane: Lane, recorded: str) -> str:

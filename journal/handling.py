@@ -125,6 +125,7 @@ async def enqueue(
         )
         state = ready.control.lanes.get(lane)
         off = state is not None and state.running is Running.OFF
+        off = off and declared.effect is Effect.BEST_EFFORT
         fresh = {row.id: row for row in rows}
         for row in known:
             if row.lane != lane:
@@ -211,7 +212,9 @@ async def cancel(
             )
         if not row.cancel_requested:
             requested = _by_hand("cancel-requested", row, reason)
-            await apply(record, ready, row, requested, principal)
+            # Taken back by a new permission, it can be asked for again.
+            again = f"{report_identity(row, requested)}/{record.clock.fresh()}"
+            await apply(record, ready, row, requested, principal, again)
         return Reception(identity, "cancel-requested")
 
 

@@ -16,6 +16,7 @@ from journal.errors import (
     HistoryIncomplete,
     LeaseLost,
     NotFound,
+    OperationReused,
     Recovering,
     StaleGeneration,
     TransitionRefused,
@@ -75,6 +76,9 @@ class LaneWork:
             return await self._report(said, principal)
         except WriterStopped:
             raise
+        except OperationReused:
+            # The same report under the same claim was taken before, in other words.
+            return Reception(said.id, (await self._read(inquiry.read_one, said.id)).status)
         except _EVIDENCE as error:
             why = error.detail
         except (NotFound, TransitionRefused) as error:
@@ -105,10 +109,14 @@ class LaneWork:
         return await self._write(asking.to_ask, lane, limit)
 
     async def take_answer(
-        self, told: Told, said: Reported, idle: str | None = None
+        self,
+        told: Told,
+        said: Reported,
+        idle: str | None = None,
+        question: Question | None = None,
     ) -> Reception | None:
         """Take in what a receiver said when it was asked; ``idle`` is who is at no work on it."""
-        return await self._write(asking.take_answer, told, said, idle)
+        return await self._write(asking.take_answer, told, said, idle, question)
 
     async def sweep(self) -> sweeping.Swept:
         """Move on what is in progress beyond its time."""

@@ -34,6 +34,8 @@ from journal.work import Work, note
 
 OBSERVATION = f"{OWN}/"
 _ATTEMPTS = 3
+_LOOKED_AT = 1000
+"""Observations of one release that are looked at, the newest; each kind is kept once a claim."""
 _WEIGHTS = {str(Said.CONFIRMED): 2, str(Said.REFUSED): 1}
 
 
@@ -136,17 +138,22 @@ async def _append(record: Record, facts: Observed, operation: str, principal: st
     return entry.digest
 
 
-async def observed(record: Record, row: Work) -> str | None:
-    """What was observed of a release that leaves no attempt to be made; None: nothing."""
+async def observed(record: Record, row: Work) -> Observed | None:
+    """What was observed of a release that tells its outcome; None: nothing does."""
+    if row.committed is None:
+        return None  # nothing was attempted yet, whatever somebody says (P3)
     found = await last_observed(record, row.id)
     if found is None or not tells(found, row):
         return None
-    return f"{found.outcome} by {found.worker or 'a worker'}"
+    return found
 
 
 async def last_observed(record: Record, release: str) -> Observed | None:
     """What was observed of a release: its receipt, else a refusal, else anything; the newest."""
-    rows = await record.journal().history(OBSERVATION + release, 1, 1 << 60, 1000)
+    entity = OBSERVATION + release
+    newest = await record.journal().newest(entity)
+    first = 1 if newest is None else max(1, newest.revision - _LOOKED_AT)
+    rows = await record.journal().history(entity, first, 1 << 60, _LOOKED_AT + 1)
     found: Observed | None = None
     for row in rows:
         one = observation_of(row)

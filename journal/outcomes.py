@@ -100,8 +100,9 @@ def repeatable(row: Work, terms: Terms, now: str) -> bool:
     """
     if not row.maybe:
         return True
-    known = terms.contract is Contract.IDEMPOTENT
-    return known and seconds_since(row.committed, now) < terms.window
+    since = seconds_since(row.committed, now)
+    # The call has to arrive within the window too; a clock that was set back proves nothing.
+    return terms.contract is Contract.IDEMPOTENT and 0 <= since < terms.window - terms.timeout
 
 
 def only_attempt(row: Work) -> bool:
@@ -178,6 +179,7 @@ def _pending(row: Work, said: Reported, terms: Terms, now: str, *, ask: bool) ->
         msgspec.structs.replace(
             row,
             status=str(status),
+            started=now,
             due=after_seconds(now, wait),
             sweep_at=None,
             claim=None,
@@ -323,11 +325,20 @@ class Told(StrEnum):
 
 
 def after_answer(
-    row: Work, told: Told, said: Reported, terms: Terms, now: str, poll: float, *, over: bool
+    row: Work,
+    told: Told,
+    said: Reported,
+    terms: Terms,
+    now: str,
+    poll: float,
+    *,
+    over: bool,
+    asked: str | None = None,
 ) -> Change:
     """What follows when the receiver was asked about a release.
 
-    ``over`` says that the attempt before is proven to have ended on our side. *Not found* lets the
+    ``over`` says that the attempt before is proven to have ended on our side, ``asked`` when the
+    question was put, if not now. *Not found* lets the
     release be sent again only then, when the receiver's own time for it has passed too, and while
     it would still know the ID; an ID that the receiver declared void, at once.
     """
@@ -336,8 +347,9 @@ def after_answer(
         return _decide("confirmed", row, said, said.evidence)
     if told is Told.REFUSED:
         return _decide("refused", row, said, said.evidence)
-    passed = seconds_since(row.started or row.claimed, now) > terms.timeout + terms.works
-    kept = seconds_since(row.committed, now) < terms.window
+    then = asked or now
+    passed = seconds_since(row.started or row.claimed, then) > terms.timeout + terms.works
+    kept = seconds_since(row.committed, then) < terms.window
     if told is Told.VOID or (told is Told.NOT_FOUND and over and passed and kept):
         if row.cancel_requested:
             return _decide("cancelled", row, said, said.evidence)
@@ -360,6 +372,8 @@ def after_answer(
         msgspec.structs.replace(
             row,
             status=str(Status.PENDING if told is Told.PENDING else row.status),
+            # At work now: its time for the release counts from here.
+            started=now if told is Told.PENDING else row.started,
             due=after_seconds(now, poll),
             last_error=note(evidence) if evidence else row.last_error,
         )

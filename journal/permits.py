@@ -17,7 +17,7 @@ from journal.acceptance import COMMITTED_ACTION, Acceptance, Operation
 from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_string
 from journal.errors import Invalid, JournalUnavailable, LeaseLost, OperationReused
 from journal.lanes import Contract, Effect, Lane
-from journal.observing import observed
+from journal.observing import decision_of, observed
 from journal.outcomes import PICKED_UP, Decide, before_attempt
 from journal.record import Record
 from journal.release import Report, report_of
@@ -207,6 +207,9 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
     picked = _Picked([], [], [])
     most = await _room(record, ready, asked, lane)
     if most <= 0:
+        ahead, clock = await ready.store.read([works.READ_BUDGETS_AHEAD, works.UNIX_NOW])
+        # A clock that was set back would refill these no sooner than it has caught up.
+        picked.aside += [works.write_budget(key, left, clock[0][0]) for key, left in ahead]
         return picked
     flawed = await record.journal().flawed() if ready.look.flawed else {}
     now: str = (await ready.store.read([works.READ_NOW]))[0][0][0]
@@ -255,9 +258,11 @@ async def _stopped(
         return None
     if row.entity in flawed:
         return works.hold(row.id, f"held: the history of {row.entity} is incomplete", _HOLD)
-    receipt = await observed(record, row)
-    if receipt is not None:
-        return works.hold(row.id, f"held: {receipt} was observed", _HOLD)
+    seen = await observed(record, row)
+    told = None if seen is None else decision_of(seen, row, ask=asks(record, row))
+    if seen is not None and told is not None and not told.report.maybe:
+        # The sweeper makes it a decision; where one was refused to it, this is the next chance.
+        return operation_of(row, told, None, f"{row.id}/observed/{record.clock.fresh()}")
     if row.status == Status.RETRY:
         found = terms(record, row.lane)
         stop = before_attempt(row, lane, found, now, ask=asks(record, row))

@@ -34,6 +34,7 @@ from journal.outcomes import (
     after_report_of_worker,
     can_ask,
     check_reported,
+    repeatable,
 )
 from journal.record import Record
 from journal.release import REPORT_TYPE, body_of
@@ -142,12 +143,26 @@ async def beat(record: Record, beating: Beating) -> list[tuple[str, int]]:
             raise Recovering(held)
         authority = ready.control.authority
         claims = [claim for claim in beating.claims if not has_ended(claim[1], authority)]
+        if beating.step == CALLING:
+            claims = await _still_repeatable(record, ready, claims)
         statements = [works.beat(claims, lane.sweep_after)]
         if beating.step is not None:
             statements.append(works.set_step(claims, note(beating.step)))
         await write_ready(record, ready, statements)
         rows = (await ready.store.read([works.read_claims(claims)]))[0]
         return [(row.id, row.lease) for row in works.rows_of(rows)]
+
+
+async def _still_repeatable(
+    record: Record, ready: Ready, claims: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """Those of these claims whose call may begin now: a receiver's window may be over by now."""
+    found, now = await ready.store.read([works.read_claims(claims), works.READ_NOW])
+    return [
+        (row.id, row.lease)
+        for row in works.rows_of(found)
+        if row.effect != Effect.EXTERNAL or repeatable(row, terms(record, row.lane), now[0][0])
+    ]
 
 
 # Reporting.

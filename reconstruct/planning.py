@@ -5,7 +5,7 @@ Reads, never writes. A plan names everything that ``apply`` will do; its ID is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 
 import msgspec
@@ -17,6 +17,7 @@ from journal.data import hash_of
 from journal.detection import Difference, Seen, Verdict, differing_heads, is_torn
 from journal.errors import Damaged, Invalid, Refused
 from journal.history import Flaw
+from journal.lifecycle import Lifecycle
 from journal.log import FIRST_FLAW, FlawRow, Log, Row
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
@@ -24,6 +25,7 @@ from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from reconstruct.replay import Replay
+from reconstruct.working import check_declared
 
 PAGE = 4000
 """Rows in one page and one commit: fewer syncs, and each entity's row written once for many."""
@@ -202,7 +204,7 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     rebuild = await _with_their_kind(record, log, {*stale, *undone, *again})
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
     for entity in rebuild:
-        await _rehearse_rebuild(log, entity, replay)
+        await _rehearse_rebuild(log, entity, replay, record.lifecycles)
     incomplete = [
         Incomplete(stop.entity, stop.flaw, stop.revision, stop.through, stop.detail)
         for stop in sorted(replay.stops.values(), key=lambda stop: stop.entity)
@@ -300,17 +302,21 @@ async def _rehearse(
         if wanted and not fresh and record.store is not None:
             statement = tables.read_heads(wanted)
             replay.load(tables.heads_of((await record.store.read([statement]))[0]))
-        for decision in replay.run(row for row in rows if row.entity not in rebuild):
+        replayed = replay.run(row for row in rows if row.entity not in rebuild)
+        check_declared(record.lifecycles, replayed)
+        for decision in replayed:
             action = decision.entry.envelope.action
             actions[action] = actions.get(action, 0) + 1
         progress(missing, max(total, missing), "planned")
     return missing, dict(sorted(actions.items()))
 
 
-async def _rehearse_rebuild(log: Log, entity: str, replay: Replay) -> None:
+async def _rehearse_rebuild(
+    log: Log, entity: str, replay: Replay, lifecycles: Mapping[str, Lifecycle]
+) -> None:
     first = 1
     while rows := await log.history(entity, first, _UNLIMITED, PAGE):
-        replay.run(rows)
+        check_declared(lifecycles, replay.run(rows))
         first = rows[-1].revision + 1
 
 

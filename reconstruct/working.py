@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,11 +10,30 @@ from journal.acceptance import Decision
 from journal.errors import Refused
 from journal.folding import fold
 from journal.lanes import Effect
+from journal.lifecycle import Lifecycle
 from journal.record import Record
 from journal.release import is_report
 from journal.sql import Rows
 from journal.store import work as works
 from journal.work import Status, Work
+
+
+def check_declared(lifecycles: Mapping[str, Lifecycle], decisions: Iterable[Decision]) -> None:
+    """Refuse to forget releases: what their entity's type takes back only its lifecycle tells.
+
+    Raises Refused naming the type that is declared no more.
+    """
+    for decision in decisions:
+        envelope = decision.entry.envelope
+        kind = envelope.entity.partition("/")[0]
+        if kind in lifecycles:
+            continue
+        if envelope.releases or is_report(envelope.action, envelope.body.type):
+            raise Refused(
+                f"{envelope.entity} has releases, and its type is not declared here: recover with "
+                f"the configuration that declares [lifecycle.{kind}]",
+                entity_type=kind,
+            )
 
 
 async def work_of(

@@ -332,6 +332,12 @@ def read_budgets(names: Iterable[str]) -> Statement:
 UNIX_NOW = Statement("SELECT (julianday('now') - 2440587.5) * 86400.0")
 
 
+READ_BUDGETS_AHEAD = Statement(
+    "SELECT name, tokens FROM unrewind_budgets WHERE at > (julianday('now') - 2440587.5) * 86400.0"
+)
+"""Rate budgets whose last refill lies in the future."""
+
+
 def write_budget(name: str, tokens: float, at: float) -> Statement:
     """Keep what is left of a rate budget."""
     return Statement(
@@ -381,11 +387,14 @@ def remember_callback(receiver: str, identity: str) -> Statement:
 
 
 def discard_waiting(lane: str) -> Statement:
-    """Discard what waits in a lane that is switched off; the counters keep how much it was."""
+    """Discard what waits in a lane that is switched off; the counters keep how much it was.
+
+    Only what may be lost: the lane may have been declared for other work since, or before.
+    """
     return Statement(
         f"UPDATE unrewind_work SET status = 'discarded', finished = {NOW}, due = NULL,"
         " step = 'discarded: the lane is switched off'"
-        " WHERE lane = ? AND status IN ('ready', 'retry')",
+        " WHERE lane = ? AND effect = 'best-effort' AND status IN ('ready', 'retry')",
         (lane,),
     )
 

@@ -136,7 +136,12 @@ async def counts(store: SqliteStore) -> dict[tuple[str, str], tuple[int, float]]
 async def test_l9_counters_follow_every_way_in_which_a_row_is_made_moved_or_dropped(
     engine: Engine, store: SqliteStore
 ) -> None:
-    await put(store, ready(1, weight=2.0), ready(2, weight=0.5), ready(3, lane="post"))
+    await put(
+        store,
+        ready(1, weight=2.0),
+        ready(2, weight=0.5),
+        ready(3, lane="post", effect="best-effort"),
+    )
     assert await counts(store) == {("pay", "ready"): (2, 2.5), ("post", "ready"): (1, 1.0)}
     # By an upsert, a conditional update, and statements over many rows.
     await put(store, running(1, weight=2.0), ready(4))

@@ -136,6 +136,30 @@ def test_a_superseded_release_is_attempted_no_more_once_it_was_committed(yard: Y
     assert yard.status(first) == "cancelled"
 
 
+@pytest.mark.parametrize("how", ["superseded", "revoked", "asked"])
+def test_a_permission_given_anew_takes_a_cancellation_back_that_was_not_yet_carried_out(
+    yard: Yard, how: str
+) -> None:
+    first = yard.release("payment/1", "3")
+    yard.report(yard.permit("pay"), "unknown")
+    if how == "superseded":
+        yard.accept(operation("payment/1", "approve", version="4"))
+    elif how == "revoked":
+        yard.accept(operation("payment/1", "revoke"))
+    else:
+        yard.do(handling.cancel, first, "a mistake")
+    assert yard.row(first).cancel_requested == 1
+    yard.accept(operation("payment/1", "approve", version="3"))
+    again = yard.accept(operation("payment/1", "release", version="3"))
+    assert again.existing == (first,)
+    assert yard.row(first).cancel_requested == 0
+    assert yard.do(handling.cancel, first, "a mistake").status == "cancel-requested"
+    assert yard.row(first).cancel_requested == 1
+    yard.permit_again("payment/1", "3")
+    yard.let_come(first)
+    assert yard.permit("pay").id == first
+
+
 # Withdrawing.
 
 
