@@ -51,6 +51,7 @@ class Observed(Struct, frozen=True):
     evidence: str | None = None
     receipt: str | None = None
     digest: str | None = None
+    recorded: str | None = None
 
 
 async def observe(record: Record, said: Reported, why: str, principal: str | None = None) -> str:
@@ -140,8 +141,6 @@ async def _append(record: Record, facts: Observed, operation: str, principal: st
 
 async def observed(record: Record, row: Work) -> Observed | None:
     """What was observed of a release that tells its outcome; None: nothing does."""
-    if row.committed is None:
-        return None  # nothing was attempted yet, whatever somebody says (P3)
     found = await last_observed(record, row.id)
     if found is None or not tells(found, row):
         return None
@@ -170,8 +169,11 @@ def tells(found: Observed, row: Work) -> bool:
     """Whether an observation tells the outcome of a release.
 
     A receipt does, whichever attempt it is of. A refusal tells only of its own attempt, so it says
-    nothing about a later one, nor about one before that may have had its effect.
+    nothing about a later one, nor about one before that may have had its effect. What was said
+    before the commitment was in the journal is about no attempt at all (P3).
     """
+    if row.committed is None or (found.recorded or row.committed) < row.committed:
+        return False
     if found.outcome == Said.REFUSED:
         return found.lease is None or (found.lease == row.lease and only_attempt(row))
     return found.outcome == Said.CONFIRMED
@@ -180,9 +182,11 @@ def tells(found: Observed, row: Work) -> bool:
 def observation_of(row: Row) -> Observed | None:
     """What an entry of the journal observed; None for a damaged one, which `verify` names."""
     try:
-        return msgspec.json.decode(row.entry().body, type=Observed)
+        entry = row.entry()
+        found = msgspec.json.decode(entry.body, type=Observed)
     except (Invalid, msgspec.MsgspecError):
         return None
+    return msgspec.structs.replace(found, recorded=entry.envelope.recorded)
 
 
 def decision_of(found: Observed, row: Work, *, ask: bool) -> Decide | None:
