@@ -53,7 +53,8 @@ class Record:
     """One tenant's store and journal with their locks, control and projections.
 
     ``store`` and ``log`` are None while their file is missing or unreadable; ``finding`` says what
-    the last comparison found.
+    the last comparison found, ``doubtful`` that steps of work in the store may be older than its
+    marker tells, which they do not move.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Record:
         self.finding = Finding(Verdict.CLOSED, "not looked at yet")
         self.poisoned: str | None = None
         self.stamp: Stamp | None = None
+        self.doubtful = False
         self._trusted = False
         self._copied = 0
         self._presence: Presence | None = None
@@ -131,6 +133,7 @@ class Record:
         wal = stamp_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
         settled = companion or wal is None or wal.size == 0  # a reader leaves an empty one
         self._trusted = settled and found is not None and read_seen(self.seen_file) == found
+        self.doubtful = not self._trusted
         if settings.journal_file.exists():
             with contextlib.suppress(Unreachable, Damaged):
                 self.log = SqliteLog(settings.journal_file, read_only=self.read_only)

@@ -111,6 +111,7 @@ async def make_ready(record: Record) -> Ready:
         finding, seen = await examine(record)
     if finding.verdict is Verdict.CLEAN and record.touched():
         finding = await compare_heads(record, finding)
+        record.doubtful = True
     record.finding = finding
     if finding.verdict is not Verdict.CLEAN:
         await close_tenant(record, finding)
@@ -124,7 +125,30 @@ async def make_ready(record: Record) -> Ready:
             stage=str(authority.stage),
         )
     tip = tip_of(authority, seen.look.last)
-    return Ready(seen.look, record.control, record.store, seen.marker, tip)
+    ready = Ready(seen.look, record.control, record.store, seen.marker, tip)
+    if record.doubtful:
+        await _doubt_steps(record, ready)
+    return ready
+
+
+async def _doubt_steps(record: Record, ready: Ready) -> None:
+    """In a file that somebody else may have put here, assume of every attempt that it went out.
+
+    Steps do not move the marker, so a file of the moment between a commitment and its step looks
+    like the newest one.
+    """
+    fence = tables.fence(ready.marker, ready.marker.place, ready.tip.sequence)
+    try:
+        if (await ready.store.read([works.COUNT_PICKED_UP]))[0][0][0]:
+            await ready.store.batch([fence, works.DOUBT_STEPS])
+            record.saw()
+    except (FenceFailed, FileChanged):
+        raise
+    except DiskFailed as error:
+        raise poison(record, f"the store's commit failed: {error}") from error
+    except EngineError as error:
+        raise JournalUnavailable(f"the store cannot be read or written: {error}") from error
+    record.doubtful = False
 
 
 async def decide(

@@ -338,6 +338,17 @@ READ_BUDGETS_AHEAD = Statement(
 """Rate budgets whose last refill lies in the future."""
 
 
+_PICKED_UP = (
+    "status = 'running' AND sweep_at > '' AND effect = 'external' AND step GLOB 'picked up*'"
+)
+COUNT_PICKED_UP = Statement(f"SELECT count(*) FROM unrewind_work WHERE {_PICKED_UP}")
+DOUBT_STEPS = Statement(
+    f"UPDATE unrewind_work SET started = coalesce(started, {NOW}),"
+    f" step = 'how far it got is not known: the file was not seen in between' WHERE {_PICKED_UP}"
+)
+"""Take no attempt for surely not made any more."""
+
+
 def write_budget(name: str, tokens: float, at: float) -> Statement:
     """Keep what is left of a rate budget."""
     return Statement(

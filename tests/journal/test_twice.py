@@ -135,3 +135,30 @@ def test_p3_what_is_said_before_a_commitment_settles_nothing(yard: Yard) -> None
     assert yard.status(first) == "running"
     yard.report(permit, "confirmed", receipt="r-1")
     assert yard.row(first).receipt == "r-1"
+
+
+def test_p4_a_file_put_back_to_before_a_step_is_not_taken_for_the_newest(tmp_path: Path) -> None:
+    yard = Yard(
+        lane_settings(
+            tmp_path,
+            receiver={"silent": Receiver(url="http://127.0.0.1:9/")},
+            lane={"out": Lane(receiver="silent")},
+            lifecycle={"parcel": releasing("out")},
+        )
+    )
+    first = yard.release("parcel/1")
+    permit = yard.permit("out")
+    copy = tmp_path / "copy.db"
+    assert yard.record.store is not None
+    yard.record.store.database.copy_to(copy)
+    yard.beat(permit, CALLING)
+    yard.close()
+    path = yard.settings.store_file
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    copy.rename(path)
+    again = Yard(yard.settings)
+    again.let_expire(first)
+    again.sweep()
+    assert again.status(first) == "unknown"
+    again.finish()
