@@ -143,7 +143,9 @@ class Carrier:
             for number, act in enumerate(acts):
                 if number and self.loop.stopping:
                     break
-                fresh = number == 0 and time.monotonic() - stepped < _FRESH
+                fresh = number == 0 and time.monotonic() - stepped < min(
+                    _FRESH, self._lane.lease / 3
+                )
                 going = act if fresh else await self._step(act)
                 if going:
                     said = await self._act(going)

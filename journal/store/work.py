@@ -344,7 +344,7 @@ _PICKED_UP = (
 COUNT_PICKED_UP = Statement(f"SELECT count(*) FROM unrewind_work WHERE {_PICKED_UP}")
 DOUBT_STEPS = Statement(
     f"UPDATE unrewind_work SET started = coalesce(started, {NOW}),"
-    f" step = 'how far it got is not known: the file was not seen in between' WHERE {_PICKED_UP}"
+    f" step = 'perhaps further than: ' || step WHERE {_PICKED_UP}"
 )
 """Take no attempt for surely not made any more."""
 

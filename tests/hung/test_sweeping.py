@@ -172,8 +172,10 @@ def test_p12_a_worker_killed_at_its_cap_is_swept_with_the_service(town: Town, se
     assert {rows[release]["step"] for release in called.values()} == {"calling"}
     assert rows[pulled]["step"] == "permit given to slow"
     moved = _swept(town, 5)
+    # Nobody who lives has watched the file since a kill of the last who had it open.
+    unwatched = "perhaps further than: " if service == "down" else ""
     assert {(lane, step.partition(" by ")[0], status) for lane, step, status in moved} == {
-        ("idempotent", "picked up", "retry"),
+        ("idempotent", f"{unwatched}picked up", "retry"),
         ("idempotent", "calling", "retry"),
         ("queryable", "calling", "unknown"),
         ("opaque", "calling", "unknown"),
@@ -348,8 +350,12 @@ def test_p12_without_steps_calls_end_and_rows_are_swept(town: Town) -> None:
     until("it is called", lambda: town.receivers["idempotent"].attempts(killed))
     town.dispatcher.kill()
     assert "calling" not in town.row(killed)["step"]
-    _swept(town, 1)
-    assert town.row(killed)["status"] == "retry"
+
+    def swept() -> bool:
+        assert town.run("sweep").code == 0
+        return bool(town.row(killed)["status"] == "retry")
+
+    until("it is swept", swept)  # beside the others that the dispatcher had in hand
     _both_ends_agree(town, [killed, *slow.values()])
 
 
