@@ -38,6 +38,7 @@ from journal.errors import (
     UnrewindError,
 )
 from journal.folding import fold
+from journal.lanes import Effect
 from journal.lifecycle import (
     RELEASE_ACTIONS,
     Lifecycle,
@@ -440,7 +441,10 @@ def _judge_report(
 def _check_corrected(releases: Sequence[Release], rows: Mapping[str, Work]) -> None:
     """A correction corrects a release of its own entity."""
     for release in releases:
-        if release.corrects is not None and release.corrects not in rows:
+        if release.corrects is None:
+            continue
+        corrected = rows.get(release.corrects)
+        if corrected is None or corrected.effect != Effect.EXTERNAL:
             raise Invalid(
                 f"{release.corrects} is no release of this entity that could be corrected",
                 field="body.corrects",
