@@ -352,8 +352,3 @@ async def _each(
                 continue
         done.append(identity)
     return Handled(done, left)
-
-
-async def wake(record: Record, ids: Sequence[str]) -> None:
-    """Have the receivers asked about these releases now."""
-    await write(record, [works.wake(ids)])

@@ -183,10 +183,6 @@ class LaneWork:
         """Put dead letters aside for good."""
         return await self._write(handling.drain, ids, reason, principal)
 
-    async def wake(self, ids: Sequence[str]) -> None:
-        """Have the receivers asked about these releases now."""
-        await self._write(handling.wake, ids)
-
     # Questions.
 
     async def work(
