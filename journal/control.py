@@ -15,14 +15,18 @@ import msgspec
 from msgspec import Struct
 
 from journal.acceptance import Place
-from journal.entry import GENESIS, JSON_TYPE, Entry, Envelope, Outcome, Predecessor, body_of, seal
+from journal.entry import GENESIS, Entry, Envelope
 from journal.errors import UnrewindError
 from journal.history import Head, follows, link_of
 
 TENANT = "control/tenant"
 TOKEN = "control/token-"  # noqa: S105 - a prefix of entity names
 LANE = "control/lane-"
-LIFECYCLE_VERSION = "1"
+HOLD = "control/hold-"
+ABANDONED = "control/abandoned-"
+REBASE = "rebase"
+RECONCILED = "reconciled"
+RELEASED = "released"
 
 
 class ControlUnreadable(UnrewindError):
@@ -86,6 +90,48 @@ class LaneState(Struct, frozen=True):
     since: str
 
 
+class Hold(Struct, frozen=True):
+    """A stop of one entity type, or of one of its actions, alone (``action`` None: of the type)."""
+
+    kind: str
+    action: str | None
+    reason: str
+    since: str
+    principal: str | None = None
+
+
+class Opening(Struct, frozen=True):
+    """What the stage *external* lets out: releases of these lanes, or these alone, at a rate.
+
+    ``rate`` is releases a second over all lanes; 0 is no limit beyond the lanes' own.
+    """
+
+    lanes: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
+    rate: float = 0.0
+
+
+class Abandoned(Struct, frozen=True):
+    """A history that an operator cut off: the entity goes on from revision ``through``.
+
+    Entries of the entity above ``through`` at or below the journal's ``position`` are dropped:
+    evidence, and no decisions any more. ``digest`` and ``history`` are those of the revision that
+    it goes on from (None at 0); ``dropped`` names the operations that were acknowledged or may
+    have been.
+    """
+
+    entity: str
+    through: int
+    digest: str | None
+    history: str | None
+    position: int
+    dropped: tuple[str, ...]
+    reason: str
+    evidence: str
+    since: str
+    principal: str | None = None
+
+
 class Authority(Struct, frozen=True):
     """History, generation and stage in force.
 
@@ -123,7 +169,12 @@ class Token(Struct, frozen=True):
 
 
 class Control(Struct, frozen=True):
-    """The state that the control entries fold into."""
+    """The state that the control entries fold into.
+
+    ``holds`` are by `type` or `type/action`. ``opening`` is set in the stage *external* alone.
+    ``rebased`` is the control sequence of the entry that last gave the journal a new beginning for
+    the witness (0: none), ``reconciled`` the generation whose releases were reconciled last.
+    """
 
     tenant: str
     instance: str
@@ -138,6 +189,11 @@ class Control(Struct, frozen=True):
     verdict: str | None
     since: str
     lanes: dict[str, LaneState] = {}
+    holds: dict[str, Hold] = {}
+    opening: Opening | None = None
+    abandoned: dict[str, tuple[Abandoned, ...]] = {}
+    rebased: int = 0
+    reconciled: int | None = None
 
     @property
     def begun(self) -> int | None:
@@ -219,9 +275,42 @@ def _apply(control: Control, entry: Entry, facts: dict[str, Any]) -> Control:
         )
         name = envelope.entity.removeprefix(LANE)
         return msgspec.structs.replace(control, lanes={**control.lanes, name: state})
+    if envelope.entity.startswith(HOLD):
+        return _apply_hold(control, envelope, facts)
+    if envelope.entity.startswith(ABANDONED):
+        return _apply_abandoned(control, envelope, facts)
     if envelope.entity != TENANT:
         return control
     return _apply_tenant(control, envelope, facts)
+
+
+def _apply_hold(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
+    hold = Hold(
+        str(facts["type"]),
+        facts["action"],
+        str(facts["reason"]),
+        envelope.recorded,
+        envelope.principal,
+    )
+    name = hold_name(hold.kind, hold.action)
+    holds = {key: value for key, value in control.holds.items() if key != name}
+    if envelope.outcome.state != RELEASED:
+        holds[name] = hold
+    return msgspec.structs.replace(control, holds=holds)
+
+
+def hold_name(kind: str, action: str | None) -> str:
+    """`type`, or `type/action`: what a hold is known by."""
+    return kind if action is None else f"{kind}/{action}"
+
+
+def _apply_abandoned(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
+    facts = {**facts, "since": envelope.recorded, "principal": envelope.principal}
+    done = msgspec.convert(facts, Abandoned)
+    before = control.abandoned.get(done.entity, ())
+    return msgspec.structs.replace(
+        control, abandoned={**control.abandoned, done.entity: (*before, done)}
+    )
 
 
 def _apply_token(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
@@ -255,10 +344,18 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
     authority = Authority(
         envelope.history, envelope.generation, Stage(envelope.outcome.state), first, digest
     )
+    opening = facts.get("opening")
     return msgspec.structs.replace(
         control,
         authority=authority,
         histories=histories,
+        opening=(
+            msgspec.convert(opening, Opening)
+            if opening is not None and authority.stage is Stage.EXTERNAL
+            else None
+        ),
+        rebased=envelope.sequence if envelope.action == REBASE else control.rebased,
+        reconciled=(envelope.generation if envelope.action == RECONCILED else control.reconciled),
         last=envelope.action,
         reason=str(facts.get("reason", "")),
         verdict=facts.get("verdict"),
@@ -268,134 +365,3 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
 
 def _head(entry: Entry) -> Head:
     return Head(entry.envelope.revision, entry.envelope.history, entry.digest)
-
-
-def founding(
-    tenant: str, instance: str, journal: str, history: str, operation: str, now: str
-) -> Entry:
-    """The first entry of a journal: generation 1, an open tenant."""
-    facts = {"instance": instance, "journal": journal, "reason": "first start"}
-    return _control_entry(
-        tenant, TENANT, "found", Head(), 1, history, 1, str(Stage.OPEN), facts, operation, now, None
-    )
-
-
-def change(
-    control: Control,
-    action: str,
-    authority: Authority,
-    facts: dict[str, Any],
-    operation: str,
-    now: str,
-    principal: str | None = None,
-) -> Entry:
-    """The control entry that puts ``authority`` in force."""
-    return _control_entry(
-        control.tenant,
-        TENANT,
-        action,
-        control.heads[TENANT],
-        control.sequence + 1,
-        authority.history,
-        authority.generation,
-        str(authority.stage),
-        facts,
-        operation,
-        now,
-        principal,
-    )
-
-
-def token_entry(
-    control: Control,
-    action: str,
-    token: Token,
-    operation: str,
-    now: str,
-    principal: str | None = None,
-) -> Entry:
-    """The control entry that creates (`create`) or revokes (`revoke`) a token."""
-    entity = TOKEN + token.id
-    state = "revoked" if action == "revoke" else str(token.role)
-    facts = {"role": str(token.role), "sha256": token.sha256, "name": token.name}
-    return _control_entry(
-        control.tenant,
-        entity,
-        action,
-        control.heads.get(entity, Head()),
-        control.sequence + 1,
-        control.authority.history,
-        control.authority.generation,
-        state,
-        facts,
-        operation,
-        now,
-        principal,
-    )
-
-
-def lane_entry(
-    control: Control,
-    lane: str,
-    running: Running,
-    reason: str,
-    operation: str,
-    now: str,
-    principal: str | None = None,
-) -> Entry:
-    """The control entry that pauses a lane, resumes it or switches it off."""
-    return _control_entry(
-        control.tenant,
-        LANE + lane,
-        str(running),
-        control.heads.get(LANE + lane, Head()),
-        control.sequence + 1,
-        control.authority.history,
-        control.authority.generation,
-        str(running),
-        {"reason": reason},
-        operation,
-        now,
-        principal,
-    )
-
-
-def _control_entry(
-    tenant: str,
-    entity: str,
-    action: str,
-    head: Head,
-    sequence: int,
-    history: str,
-    generation: int,
-    state: str,
-    facts: dict[str, Any],
-    operation: str,
-    now: str,
-    principal: str | None,
-) -> Entry:
-    body = msgspec.json.encode(facts)
-    envelope = Envelope(
-        action=action,
-        actor="unrewind",
-        at=now,
-        body=body_of(body, JSON_TYPE),
-        entity=entity,
-        generation=generation,
-        history=history,
-        lifecycle=LIFECYCLE_VERSION,
-        operation=operation,
-        outcome=Outcome(None, state),
-        predecessor=(
-            Predecessor(head.digest, head.history, head.revision) if head.revision else None
-        ),
-        principal=principal,
-        recorded=now,
-        releases=(),
-        revision=head.revision + 1,
-        sequence=sequence,
-        tenant=tenant,
-        v=1,
-        version=None,
-    )
-    return seal(envelope, body)

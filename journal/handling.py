@@ -13,7 +13,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct
 
-from journal import control as controls
+from journal import decrees
 from journal.admission import MEASURED_OVER, Door
 from journal.control import Authority, Control, LaneState, Running
 from journal.detection import Verdict
@@ -80,7 +80,7 @@ async def set_lane(
         before = control.lanes.get(name)
         if (Running.ON if before is None else before.running) is running:
             return None
-        entry = controls.lane_entry(
+        entry = decrees.lane_entry(
             control,
             name,
             running,

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from journal import control as controls
+from journal import decrees
 from journal.acceptance import beginning
 from journal.clock import Clock, SystemClock
 from journal.control import Control, ControlUnreadable
@@ -76,6 +77,7 @@ class Record:
         self.poisoned: str | None = None
         self.stamp: Stamp | None = None
         self.doubtful = False
+        self.recovering = False
         self._trusted = False
         self._copied = 0
         self._presence: Presence | None = None
@@ -162,7 +164,7 @@ class Record:
     async def _found(self) -> None:
         settings = self.settings
         now = self.clock.now()
-        entry = controls.founding(
+        entry = decrees.founding(
             settings.tenant,
             settings.instance,
             self.clock.fresh(),

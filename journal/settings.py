@@ -24,7 +24,7 @@ CONFIG_NAME = "unrewind.toml"
 PREFIX = "UNREWIND_"
 
 
-_TABLES = frozenset({"lifecycle", "lane", "receiver", "alert"})
+_TABLES = frozenset({"lifecycle", "lane", "receiver", "alert", "objective"})
 """Settings that only the file can give."""
 
 
@@ -36,12 +36,25 @@ class Alert(Struct, frozen=True, forbid_unknown_fields=True):
     timeout: float = 10.0
 
 
+class Objective(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a recovery is measured against. Seconds from its begin; 0 is no objective.
+
+    ``lost`` is how many acknowledged decisions may be lost.
+    """
+
+    safe_within: float = 0.0
+    backlog_within: float = 0.0
+    lost: int = 0
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator may choose. Sizes in bytes, times in seconds, paths relative to the cwd."""
 
     data: str = "data"
     store: str | None = None
     journal: str | None = None
+    witness: str | None = None
+    evidence: str | None = None
     tenant: str = "main"
     instance: str = "default"
     host: str = "127.0.0.1"
@@ -54,6 +67,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     lock_timeout: float = 4.0
     handoff_every: float = 2.0
     detect_every: float = 60.0
+    witness_every: float = 0.5
+    max_undo: int = 100
+    owner: str = "operations"
+    resolve_within: float = 86_400.0
     dispatch: bool = True
     dispatch_every: float = 1.0
     sweep_every: float = 30.0
@@ -64,6 +81,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     lane: dict[str, Lane] = {}
     receiver: dict[str, Receiver] = {}
     alert: Alert = Alert()
+    objective: Objective = Objective()
 
     @property
     def lifecycles(self) -> dict[str, Lifecycle]:
@@ -89,6 +107,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     def journal_file(self) -> Path:
         """The journal's database file."""
         return Path(self.journal or self.home / "journal") / f"{self.tenant}.db"
+
+    @property
+    def witness_file(self) -> Path:
+        """The witness: a third place that remembers where the journal stood."""
+        return Path(self.witness or self.home / "witness") / f"{self.tenant}.json"
+
+    @property
+    def evidence_home(self) -> Path:
+        """Where evidence bundles are kept."""
+        return Path(self.evidence or self.home / "evidence")
 
     def beside(self, suffix: str) -> Path:
         """A file of this tenant in the data directory, outside store and journal."""
@@ -146,6 +174,8 @@ def _check(settings: Settings) -> None:
         "lock_timeout",
         "handoff_every",
         "detect_every",
+        "witness_every",
+        "resolve_within",
         "dispatch_every",
         "sweep_every",
         "sweep_overdue",
@@ -154,6 +184,12 @@ def _check(settings: Settings) -> None:
     ):
         if not getattr(settings, field) > 0:
             raise SettingsInvalid(f"{field} must be above 0")
+    if settings.max_undo < 0 or settings.objective.lost < 0:
+        raise SettingsInvalid("max_undo and objective.lost must not be negative")
+    if not (settings.objective.safe_within >= 0 and settings.objective.backlog_within >= 0):
+        raise SettingsInvalid("objective: safe_within and backlog_within must not be negative")
+    if not settings.owner:
+        raise SettingsInvalid("owner must name who answers for what is unresolved")
     if settings.store_file.resolve() == settings.journal_file.resolve():
         raise SettingsInvalid("store and journal must lie in different directories")
     for name, lifecycle in settings.lifecycles.items():

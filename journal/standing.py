@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from journal import control as controls
+from journal import decrees
 from journal.control import Authority, Control, ControlUnreadable, Stage
 from journal.detection import (
     Difference,
@@ -172,7 +172,7 @@ async def change_control(
             return None
         force = becomes(control)
         operation = f"control-{record.clock.fresh()}"
-        entry = controls.change(
+        entry = decrees.change(
             control, action, force, facts, operation, record.clock.now(), principal
         )
         return entry, force

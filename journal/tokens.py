@@ -9,7 +9,7 @@ import hmac
 import secrets
 from hashlib import sha256
 
-from journal import control as controls
+from journal import decrees
 from journal.control import Authority, Control, Role, Token
 from journal.detection import Verdict
 from journal.entry import Entry, check_name
@@ -66,7 +66,7 @@ async def revoke_token(record: Record, identity: str, principal: str | None = No
 async def _append(record: Record, action: str, token: Token, principal: str | None) -> None:
     def build(control: Control) -> tuple[Entry, Authority]:
         operation = f"control-{record.clock.fresh()}"
-        entry = controls.token_entry(
+        entry = decrees.token_entry(
             control, action, token, operation, record.clock.now(), principal
         )
         return entry, control.authority

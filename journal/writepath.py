@@ -99,10 +99,12 @@ async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
 async def make_ready(record: Record) -> Ready:
     """The tenant, compared and with nothing pending.
 
+    A record that is ``recovering`` decides in any stage, in the history that its recovery started.
     Raises Recovering, after closing the tenant where the verdict asks for it, JournalUnavailable or
     WriterStopped.
     """
-    record.stop.check()
+    if not record.recovering:
+        record.stop.check()
     if record.poisoned is not None:
         raise WriterStopped(record.poisoned)
     finding, seen = await examine(record)
@@ -119,7 +121,9 @@ async def make_ready(record: Record) -> Ready:
     if record.control is None or record.store is None or seen.marker is None:
         raise Recovering("store or control went away")
     authority = record.control.authority
-    if not authority.stage.decides:
+    if record.recovering and record.control.begun is not None:
+        raise Recovering("a recovery has begun anew: run `unrewind recover apply` first")
+    if not (authority.stage.decides or record.recovering):
         raise Recovering(
             f"the tenant's stage is {authority.stage}: {record.control.reason}",
             stage=str(authority.stage),

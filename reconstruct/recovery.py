@@ -17,20 +17,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from journal.acceptance import Place, beginning
-from journal.clock import SystemClock
+from journal.acceptance import beginning
 from journal.control import Authority, Control, Stage
-from journal.detection import Verdict
 from journal.entry import GENESIS
-from journal.errors import EngineError, FileChanged, JournalUnavailable, Recovering, Refused
-from journal.locks import StopFile, TurnLock
+from journal.errors import EngineError, Refused
 from journal.log import Append, FlawRow
 from journal.record import Record
 from journal.settings import Settings
-from journal.sqlite import stamp_of
-from journal.standing import LOGGER, change_control, compare_heads, examine
+from journal.standing import change_control
 from journal.store import tables
-from journal.writepath import hand_off
 from reconstruct.applying import (
     commit,
     rebuild_entity,
@@ -39,32 +34,27 @@ from reconstruct.applying import (
     undo,
     walk,
 )
-from reconstruct.evidence import Evidence, capture
+from reconstruct.beginning import Begun, Stopped, begin, stop
+from reconstruct.fencing import open_anew, raise_in_store
 from reconstruct.planning import Plan, Progress, Survey, is_embedded, silent, survey
+from reconstruct.reopening import Reopened, reopen
 from reconstruct.replay import Replay
 from reconstruct.snapshots import move_aside
 
+__all__ = [
+    "Applied",
+    "Begun",
+    "Reopened",
+    "Stopped",
+    "apply",
+    "begin",
+    "plan",
+    "reopen",
+    "stop",
+]
+
 GAP_BETWEEN_HISTORIES = 65_537
 """A new history's first sequence is this far beyond the highest known one (R2)."""
-
-_NOT_FENCED = "stopped, not fenced: do not restore"
-
-
-class Stopped(Struct, frozen=True):
-    """The stop file stands; what was found is kept as evidence."""
-
-    evidence: Evidence | None
-
-
-class Begun(Struct, frozen=True):
-    """A recovery has begun: nothing older than ``generation`` can decide any more."""
-
-    generation: int
-    history: str
-    verdict: str
-    detail: str
-    resumed: bool
-    safe_to_restore: bool
 
 
 class Applied(Struct, frozen=True):
@@ -79,113 +69,6 @@ class Applied(Struct, frozen=True):
     parent: str
     generation: int
     first_sequence: int
-
-
-class Reopened(Struct, frozen=True):
-    """The tenant decides again."""
-
-    stage: str
-    history: str
-    generation: int
-
-
-# Begin.
-
-
-def stop(settings: Settings, reason: str) -> Stopped:
-    """Put the stop file up at once, then copy the store's files before anything opens them.
-
-    The first step of `recover begin`: it needs neither the store nor the journal nor a lock to
-    stop. Raises LockHeld when a process hangs inside a turn (the stop stands all the same).
-    """
-    clock = SystemClock()
-    StopFile(settings.beside("stop")).put_up(reason, clock.now())
-    if stamp_of(settings.store_file) is None:
-        return Stopped(None)
-    lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
-    try:
-        return Stopped(capture(settings, lock, clock.now()))
-    finally:
-        lock.close()
-
-
-async def begin(record: Record, reason: str, principal: str | None = None) -> Begun:
-    """Close the tenant and raise its generation, in control and then in a readable store.
-
-    When this returns, work that carries an older generation makes no decision in the journal. Run
-    again it resumes. Raises Refused when the journal was rewound or is another's ("stopped, not
-    fenced: do not restore"), LockHeld or JournalUnavailable; the stop file stands in every case.
-    """
-    record.stop.put_up(reason, record.clock.now())
-    with record.lock.held():
-        await _open_anew(record)
-        try:
-            finding, seen = await examine(record)
-        except JournalUnavailable as error:
-            raise Refused(f"{_NOT_FENCED}. {error.detail}") from error
-        if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
-            raise Refused(f"{_NOT_FENCED}. {finding.detail}")
-        if finding.verdict is Verdict.CRASHED:
-            try:
-                await hand_off(record, seen)
-            except Recovering as error:
-                LOGGER.warning("what waits cannot be handed off and will be undone: %s", error)
-        control = await record.read_control()
-        resumed = control.begun is not None or control.last == "history"
-        known = 0 if seen.marker is None else seen.marker.place.generation
-        generation = max(control.authority.generation, known) + (0 if resumed else 1)
-        if not resumed:
-            control = await change_control(
-                record,
-                "begin",
-                lambda now: _authority(now, generation),
-                {"reason": reason, "verdict": str(finding.verdict)},
-                principal=principal,
-            )
-        await _raise_in_store(record, generation)
-    return Begun(
-        generation,
-        control.authority.history,
-        str(finding.verdict),
-        finding.detail,
-        resumed,
-        safe_to_restore=True,
-    )
-
-
-def _authority(control: Control, generation: int, stage: Stage = Stage.CLOSED) -> Authority:
-    before = control.authority
-    return Authority(before.history, generation, stage, before.first, before.digest)
-
-
-async def _open_anew(record: Record) -> None:
-    """Let go of pages that a connection has cached of a file that somebody else wrote to."""
-    try:
-        touched = record.store is not None and record.touched()
-    except FileChanged:
-        touched = True
-    if touched:
-        with record.lock.held():
-            await record.open_files()
-
-
-async def _raise_in_store(record: Record, generation: int) -> None:
-    """Second fence, where the store can be read; control alone is enough without it."""
-    settings = record.settings
-    try:
-        marker = await record.marker()
-        if marker is None or record.store is None or marker.place.generation == generation:
-            return
-        if (marker.tenant, marker.instance) != (settings.tenant, settings.instance):
-            return
-        trusted = not record.touched()
-        place = marker.place
-        raised = Place(place.history, generation, place.sequence, place.digest)
-        await record.store.batch([tables.fence(marker, raised, marker.journalled)])
-        if trusted:
-            record.saw()
-    except EngineError as error:
-        LOGGER.warning("the generation stands in control alone, the store refused: %s", error)
 
 
 # Plan.
@@ -212,7 +95,7 @@ async def apply(
     Raises Refused when no recovery has begun, another apply runs, or the plan has changed.
     """
     with _alone(record.settings):
-        await _open_anew(record)
+        await open_anew(record)
         found = await survey(record, progress)
         control = await _require_begun(record)
         if plan_id is not None and plan_id != found.plan.plan:
@@ -224,7 +107,7 @@ async def apply(
         if found.plan.fresh_store:
             await _fresh_store(record)
         with record.lock.held():
-            await _raise_in_store(record, control.authority.generation)
+            await raise_in_store(record, control.authority.generation)
         replay = Replay(record.lifecycles)
         rebuild = found.plan.rebuild
         await undo(record, found.base, rebuild)
@@ -355,40 +238,3 @@ async def _finish(record: Record, control: Control) -> None:
         if marker.place == place:
             return
         await commit(record, [tables.fence(marker, place, place.sequence)])
-
-
-# Reopen.
-
-
-async def reopen(record: Record, principal: str | None = None) -> Reopened:
-    """Let the tenant decide again, once every head of the store is what the journal says.
-
-    Raises Refused with what is missing.
-    """
-    with record.lock.held():
-        finding, seen = await examine(record)
-        if finding.verdict is Verdict.CRASHED:
-            await hand_off(record, seen)
-            finding, seen = await examine(record)
-        control = record.control
-        if control is None:
-            raise Refused(f"control cannot be read: {finding.detail}")
-        if control.begun is not None:
-            raise Refused("a recovery has begun and was not applied: run `unrewind recover apply`")
-        if finding.verdict is not Verdict.CLEAN:
-            raise Refused(f"{finding.verdict}: {finding.detail}; run `unrewind recover begin`")
-        finding = await compare_heads(record, finding)
-        if finding.verdict is not Verdict.CLEAN:
-            raise Refused(f"{finding.verdict}: {finding.detail}; run `unrewind recover begin`")
-        control = await change_control(
-            record,
-            "reopen",
-            lambda now: _authority(now, now.authority.generation, Stage.OPEN),
-            {"reason": "reopened", "verdict": str(finding.verdict)},
-            principal=principal,
-            unless=lambda now: now.authority.stage is Stage.OPEN,
-        )
-        record.stop.take_down()
-    return Reopened(
-        str(control.authority.stage), control.authority.history, control.authority.generation
-    )

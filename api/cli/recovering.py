@@ -1,8 +1,6 @@
-"""`unrewind snapshot`, `restore` and `recover`: before and after a rewind."""
+"""`unrewind recover`: from a store that was rewound to a tenant that decides again."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 import rich_click as click
@@ -12,83 +10,9 @@ from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, check_known, principal, writing
 from api.output import plain, print_facts, print_json, print_line
 from api.progress import shown
-from journal.errors import Invalid, LockHeld
+from journal.errors import LockHeld
 from journal.worker import drive
-from reconstruct import planning, recovery, snapshots
-
-
-@main.command("snapshot", epilog=examples("unrewind snapshot backups/2026-01-31"))
-@click.argument("directory", metavar="DIR")
-@common
-def snapshot(directory: str) -> int:
-    """Copy the store, as of one moment, into a new directory; beside a live server or with none.
-
-    The journal is not in it: it is what a store that was put back is brought forward from.
-    """
-    taken = ask(settings(), snapshots.snapshot, _directory(directory))
-    if flags().json:
-        print_json(taken)
-        return Code.FINE
-    print_facts(
-        [
-            ("snapshot", directory),
-            ("tenant", taken.tenant),
-            ("history", taken.place.history),
-            ("sequence", taken.place.sequence),
-            ("bytes", taken.size),
-            ("sha256", taken.sha256),
-        ]
-    )
-    return Code.FINE
-
-
-def _directory(text: str) -> Path:
-    path = Path(text)
-    if not text or (path.exists() and not path.is_dir()):
-        raise Invalid(f"{text or 'an empty name'} is not a directory")
-    return path
-
-
-@main.command(
-    "restore",
-    epilog=examples(
-        "unrewind restore backups/2026-01-31 --confirm-tenant main "
-        "--confirm-history 0123456789abcdef0123456789abcdef"
-    ),
-)
-@click.argument("directory", metavar="DIR")
-@click.option(
-    "--confirm-tenant", required=True, metavar="NAME", help="The tenant whose store is replaced."
-)
-@click.option(
-    "--confirm-history",
-    required=True,
-    metavar="ID",
-    help="Its history in force, as `unrewind status` shows it.",
-)
-@common
-def restore(directory: str, confirm_tenant: str, confirm_history: str) -> int:
-    """Put a snapshot in the store's place. What stood there is moved aside, not deleted.
-
-    Refused while any process has the tenant open. The tenant is rewound afterwards and stays
-    closed until `unrewind recover` has brought it forward.
-    """
-    path = _directory(directory)
-    if not path.exists():
-        raise Invalid(f"there is no snapshot {directory}")
-    done = snapshots.restore(settings(), path, confirm_tenant, confirm_history)
-    if flags().json:
-        print_json(done)
-        return Code.FINE
-    print_facts(
-        [
-            ("restored", directory),
-            ("sequence", done.snapshot.place.sequence),
-            ("replaced files", done.replaced),
-            ("next", "unrewind recover begin"),
-        ]
-    )
-    return Code.FINE
+from reconstruct import planning, recovery
 
 
 @main.group("recover")

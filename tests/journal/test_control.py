@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from journal import control as controls
+from journal import decrees
 from journal.acceptance import Place
 from journal.control import Authority, Control, ControlUnreadable, Role, Stage, Token, fold, tip_of
 from journal.entry import GENESIS, JSON_TYPE, Entry, Predecessor, body_of, seal
@@ -17,7 +18,7 @@ TOKEN = Token("t1", Role.WRITER, "a" * 64, "press", MOMENT)
 
 
 def founding() -> Entry:
-    return controls.founding("main", "production", "j" * 32, HISTORY, "control-1", MOMENT)
+    return decrees.founding("main", "production", "j" * 32, HISTORY, "control-1", MOMENT)
 
 
 def orders() -> list[Entry]:
@@ -28,15 +29,15 @@ def orders() -> list[Entry]:
         return fold(entries, "main")
 
     for number, action in enumerate(("create", "revoke"), 2):
-        entries.append(controls.token_entry(control(), action, TOKEN, f"control-{number}", MOMENT))
+        entries.append(decrees.token_entry(control(), action, TOKEN, f"control-{number}", MOMENT))
     before = control().authority
     begun = Authority(HISTORY, 2, Stage.CLOSED, before.first, before.digest)
-    entries.append(controls.change(control(), "begin", begun, {"reason": "r"}, "control-4", MOMENT))
+    entries.append(decrees.change(control(), "begin", begun, {"reason": "r"}, "control-4", MOMENT))
     new = Authority(OTHER_HISTORY, 2, Stage.CLOSED, 65_540, "b" * 64)
     facts = {"first": 65_540, "digest": "b" * 64, "reason": "applied", "verdict": "rewound"}
-    entries.append(controls.change(control(), "history", new, facts, "control-5", MOMENT))
+    entries.append(decrees.change(control(), "history", new, facts, "control-5", MOMENT))
     opened = Authority(OTHER_HISTORY, 2, Stage.OPEN, 65_540, "b" * 64)
-    entries.append(controls.change(control(), "open", opened, {}, "control-6", MOMENT))
+    entries.append(decrees.change(control(), "open", opened, {}, "control-6", MOMENT))
     return entries
 
 
@@ -166,4 +167,4 @@ def test_the_tip_is_the_last_decision_or_the_beginning_of_the_history_in_force()
     assert tip_of(force, Place(HISTORY, 0, 3, "c" * 64)) == beginning
     last = Place(OTHER_HISTORY, 0, 65_541, "d" * 64)
     assert tip_of(force, last) == Place(OTHER_HISTORY, 2, 65_541, "d" * 64)
-    assert controls.founding("main", "i", "j", HISTORY, "o", MOMENT).digest != GENESIS
+    assert decrees.founding("main", "i", "j", HISTORY, "o", MOMENT).digest != GENESIS

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from journal import control as controls
+from journal import decrees
 from journal.acceptance import Place
 from journal.control import Authority, Control, Stage, fold
 from journal.detection import MAX_WAITING, Seen, Verdict, compare
@@ -23,9 +23,9 @@ AUTHORITY = Authority(FORCE, 2, Stage.OPEN, FIRST, BASE)
 
 def control() -> Control:
     """Two histories: the first ended at sequence 3, the second begins at 65,540."""
-    entry = controls.founding("main", "production", "j" * 32, ENDED, "control-1", MOMENT)
+    entry = decrees.founding("main", "production", "j" * 32, ENDED, "control-1", MOMENT)
     facts = {"first": FIRST, "digest": BASE}
-    begun = controls.change(fold([entry], "main"), "history", AUTHORITY, facts, "c-2", MOMENT)
+    begun = decrees.change(fold([entry], "main"), "history", AUTHORITY, facts, "c-2", MOMENT)
     return fold([entry, begun], "main")
 
 

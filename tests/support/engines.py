@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from journal.control import fold, founding
+from journal.control import fold
+from journal.decrees import founding
 from journal.log import CONTROL, Append, Look
 from journal.log.sqlite import SqliteLog
 from journal.store import tables
