@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from journal.agreement import check_agreement
 from journal.errors import FileChanged, JournalUnavailable, Refused, UnrewindError
+from journal.migrating import check_format
 from journal.reading import Pending
 from journal.record import Record
 from journal.settings import Settings
@@ -52,6 +53,7 @@ def ask(settings: Settings, function: Callable[..., Coroutine[Any, Any, T]], *ar
     record = Record(settings, read_only=True)
     try:
         drive(record.open())
+        drive(check_format(record))
         return _patiently(record, function, args)
     finally:
         drive(record.close())
@@ -79,6 +81,7 @@ def writing(settings: Settings, *, create: bool = False) -> Iterator[Record]:
     record = Record(settings)
     try:
         drive(record.open(create=create))
+        drive(check_format(record))
         yield record
         _leave(record)
     finally:

@@ -200,6 +200,14 @@ KINDS: Mapping[type[Exception], Kind] = {
         "`GET …/status` says why. Repeat later under the same operation ID.",
         10,
     ),
+    errors.Held: Kind(
+        "held",
+        503,
+        "This type or action is stopped",
+        "An operator stopped it alone; everything else goes on. Nothing was stored. Repeat later "
+        "under the same operation ID; one that is known is answered all the same.",
+        30,
+    ),
     errors.LockHeld: Kind(
         "busy",
         503,

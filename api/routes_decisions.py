@@ -123,6 +123,7 @@ _JUDGED = (
     "history-incomplete",
     "operation-reused",
     "overloaded",
+    "held",
 )
 _SENT = ("request-timeout", "too-large", "unsupported-media-type")
 
@@ -287,7 +288,7 @@ def judgement(
             "Append entries that a caller sealed who owns its store, in any order, all or none.",
             Role.WRITER,
             {200: EntriesAnswer},
-            (*_SENT, "stale-generation", "forked", "operation-reused", "overloaded"),
+            (*_SENT, "stale-generation", "forked", "operation-reused", "overloaded", "held"),
             body=EntriesRequest,
         )
     ),

@@ -1,4 +1,4 @@
-"""Reading: operations, entities, histories, gates, gaps and the feed."""
+"""Reading: entities, histories, gates, gaps and the feed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,18 @@ from api.calls import (
     FIRST,
     LIMIT,
     OF_TYPE,
-    OPERATION,
     REVISION,
     Call,
     described,
 )
-from api.requests import entity_of, integer, journal_of, path_value, positive, query, text
-from api.routes_decisions import Receipt, base_of, receipt
-from journal import Acceptance
+from api.requests import entity_of, integer, journal_of, positive, query, text
 from journal.control import Role
 from journal.entry import check_type
 from journal.feed import Feed
 from journal.gate import Ruling
 from journal.log import FlawRow
-from journal.reading import EntityView, HistoryView
-
-
-class Operations(Struct):
-    """A page of operations as the journal took them; `next` is null at the end."""
-
-    items: list[Acceptance]
-    next: str | None
+from journal.reading import EntityView
+from journal.tracing import HistoryView
 
 
 class Entities(Struct):
@@ -56,41 +47,6 @@ class Gaps(Struct):
 def _type(name: str, value: str) -> str:
     del name
     return check_type(value)
-
-
-@get(
-    "/operations",
-    opt=described(
-        Call(
-            "Operations in the order in which the journal took them.",
-            Role.READER,
-            {200: Operations},
-            parameters=(AFTER, LIMIT),
-        )
-    ),
-)
-async def list_operations(request: Request[Any, Any, Any]) -> Answer:
-    """`GET operations`."""
-    return reply(await journal_of(request).operations(**query(request, after=text, limit=integer)))
-
-
-@get(
-    "/operations/{id:str}",
-    opt=described(
-        Call(
-            "The authoritative status of an operation: the decision it became.",
-            Role.READER,
-            {200: Receipt},
-            ("not-found",),
-            parameters=(OPERATION,),
-        )
-    ),
-)
-async def read_operation(request: Request[Any, Any, Any]) -> Answer:
-    """`GET operations/{id}`."""
-    query(request)
-    journal = journal_of(request)
-    return reply(receipt(await journal.operation(path_value(request, "id")), base_of(journal)))
 
 
 @get(
@@ -207,8 +163,6 @@ async def read_feed(request: Request[Any, Any, Any]) -> Answer:
 
 
 ROUTES = [
-    list_operations,
-    read_operation,
     list_entities,
     read_entity,
     read_history,

@@ -92,7 +92,7 @@ def same_stack(handlers: Sequence[HTTPRouteHandler], data: Path) -> tuple[Litest
     pass, such as the writer, needs to run.
     """
     token = new_tenant(data)
-    tenant = Journal(_settings(data))
+    tenant = Journal(settings_of(data))
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -119,7 +119,7 @@ def accept_in_flight(
     """
     earlier = [_operation(decision) for decision in warm_up]
     operations = [_operation(decision) for decision in decisions]
-    return asyncio.run(_accept_all(_settings(data), earlier, operations, in_flight))
+    return asyncio.run(_accept_all(settings_of(data), earlier, operations, in_flight))
 
 
 def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
@@ -130,7 +130,7 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
     and S6 then measure.
     """
     operations = [_operation(decision) for decision in decisions]
-    with deciding(_settings(data)) as record:
+    with deciding(settings_of(data)) as record:
         started = perf_counter()
         for start in range(0, len(operations), BATCH_ROWS):
             answers = drive(turn(record, operations[start : start + BATCH_ROWS]))
@@ -140,7 +140,7 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
 
 def database_files(data: Path) -> tuple[Path, Path]:
     """The SQLite files of the store and of the journal of tenant `main`."""
-    settings = _settings(data)
+    settings = settings_of(data)
     return settings.store_file, settings.journal_file
 
 
@@ -152,7 +152,7 @@ def verify(data: Path) -> float:
 
     May use processes of its own; the baseline uses one.
     """
-    settings = _settings(data)
+    settings = settings_of(data)
     started = perf_counter()
     walked = verify_journal(settings.journal_file, settings.tenant)
     seconds = perf_counter() - started
@@ -166,7 +166,7 @@ def replay(data: Path, target: Path) -> float:
 
     With all checks of a recovery; durable at the end.
     """
-    settings = _settings(data)
+    settings = settings_of(data)
     aside = load(None, {**_values(target), "journal": str(settings.journal_file.parent)}, {})
     record = Record(aside)
     try:
@@ -181,7 +181,7 @@ def replay(data: Path, target: Path) -> float:
 
 def replay_in_memory(data: Path) -> float:
     """Seconds to replay the journal of `data` into entities in memory."""
-    record = Record(_settings(data), read_only=True)
+    record = Record(settings_of(data), read_only=True)
     try:
         drive(record.open())
         started = perf_counter()
@@ -199,7 +199,8 @@ def _values(data: Path) -> dict[str, Any]:
     return {"data": str(data), "lifecycle": {TYPE: {"kind": "free"}}}
 
 
-def _settings(data: Path) -> Settings:
+def settings_of(data: Path) -> Settings:
+    """The settings of a data directory, as every function here uses them."""
     return load(None, _values(data), {})
 
 

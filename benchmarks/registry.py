@@ -1,6 +1,6 @@
 """Every measure, in the order of section 12. A new row is one line here and one function."""
 
-from benchmarks import effects, over_http, reading, writing
+from benchmarks import effects, over_http, reading, reconciling, recoveries, writing
 from benchmarks.measure import Measure
 
 MEASURES = (
@@ -48,6 +48,30 @@ MEASURES = (
         reading.replay,
     ),
     Measure(
+        "S7",
+        "plan and apply of 1,000 lost decisions, journal of 1,000,000",
+        "the same with a journal of 10,000",
+        1.3,
+        recoveries.plan_and_apply,
+        better="lower",
+    ),
+    Measure(
+        "S9",
+        "peak memory of verify and recover, 1,000,000 entries",
+        "100,000 entries",
+        1.3,
+        recoveries.peak_memory,
+        better="lower",
+    ),
+    Measure(
+        "S10",
+        "detection at a start after a clean stop, 1,000,000 entries",
+        "10,000 entries",
+        1.3,
+        recoveries.starting,
+        better="lower",
+    ),
+    Measure(
         "R1",
         "releases end to end to an idempotent receiver",
         "a bare httpx loop of the same calls",
@@ -68,5 +92,13 @@ MEASURES = (
         "bare updates of the same rows, one a commit",
         None,
         effects.sweeping,
+    ),
+    Measure(
+        "R4",
+        "peak memory of reconciling 10,000 releases with their receiver",
+        "1,000 releases",
+        1.3,
+        reconciling.peak_memory,
+        better="lower",
     ),
 )

@@ -33,8 +33,8 @@ from journal.errors import (
     Invalid,
     NotFound,
     OperationReused,
-    Recovering,
     RevisionMismatch,
+    TransitionRefused,
     UnrewindError,
 )
 from journal.folding import fold
@@ -43,6 +43,7 @@ from journal.lifecycle import (
     RELEASE_ACTIONS,
     Lifecycle,
     Owner,
+    check_content,
     lifecycle_of,
     step,
     step_of_release,
@@ -132,15 +133,18 @@ class Decision(Struct, frozen=True, gc=False):
 
 
 class Context(Struct, frozen=True):
-    """What a batch is judged against besides the store: rules, time, whether effects may begin.
+    """What a batch is judged against besides the store: rules, time, and what may begin now.
 
-    ``admit`` raises Overloaded where a lane takes no more of what an operation would add to it.
+    ``admit`` raises Overloaded where a lane takes no more of what an operation would add to it,
+    ``begins`` Held where this action of an entity is stopped, ``commits`` Recovering or Held where
+    a release may not leave now.
     """
 
     rules: Rules
     recorded: str
-    effects: bool = True
     admit: Callable[[Sequence[Work]], None] = lambda _: None
+    begins: Callable[[str, str], None] = lambda *_: None
+    commits: Callable[[Work], None] = lambda _: None
 
 
 class View(Struct, frozen=True):
@@ -350,6 +354,9 @@ def _decide(
     tip: Place,
     context: Context,
 ) -> Decision:
+    reports = is_report(operation.action, operation.body_type)
+    if not reports:
+        context.begins(operation.entity, operation.action)
     revision = 0 if head is None else head.revision
     expected = operation.expected_revision
     if expected is not None and expected != revision:
@@ -360,7 +367,6 @@ def _decide(
             actual=revision,
         )
     rules = context.rules
-    reports = is_report(operation.action, operation.body_type)
     if reports and operation.entity.partition("/")[0] not in rules.lifecycles:
         raise HistoryIncomplete(
             f"{operation.entity}: its type is declared no more, so nothing is decided about it",
@@ -385,6 +391,10 @@ def _decide(
         )
         data = after(before, operation.body, operation.body_type)
         action = lifecycle.actions.get(operation.action)
+        if head is not None and operation.body and head.version == operation.version is not None:
+            names = {name: lane.digest for name, lane in rules.lanes.items()}
+            before_and_after = (head.data.encode(), data)
+            check_content(lifecycle, head.state, operation.action, names, before_and_after)
         if action is not None and action.releases:
             releases = permitted(
                 rules,
@@ -432,9 +442,15 @@ def _judge_report(
     if head is None:
         raise NotFound(f"{operation.entity}: no decision of it is journalled")
     withdrawn = head.state in lifecycle.withdrawn
-    check_report(operation.action, report, rows.get(report.release), withdrawn)
-    if operation.action == COMMITTED_ACTION and not context.effects:
-        raise Recovering("the tenant's stage allows no effects outside")
+    row = check_report(operation.action, report, rows.get(report.release), withdrawn)
+    if operation.action == COMMITTED_ACTION:
+        if not lifecycle.knows(head.state):
+            raise TransitionRefused(
+                f"{operation.entity} is in state {head.state}, to which version "
+                f"{lifecycle.version} of its lifecycle does not lead: take it on with an action",
+                state=head.state,
+            )
+        context.commits(row)
     return step_of_release(lifecycle, head.state, operation.action)
 
 

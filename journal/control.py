@@ -17,6 +17,7 @@ from msgspec import Struct
 from journal.acceptance import Place
 from journal.entry import GENESIS, Entry, Envelope
 from journal.errors import UnrewindError
+from journal.formats import FIRST, FORMAT_ENTITY, check_needs
 from journal.history import Head, follows, link_of
 
 TENANT = "control/tenant"
@@ -111,13 +112,28 @@ class Opening(Struct, frozen=True):
     rate: float = 0.0
 
 
+class Missing(Struct, frozen=True):
+    """Revisions that nobody has: how many, and the places in the journal that are empty for it.
+
+    ``positions`` and ``sequences`` say between which two numbers of an order how many are; None:
+    none is.
+    """
+
+    count: int
+    positions: tuple[int, int, int] | None = None
+    sequences: tuple[int, int, int] | None = None
+
+
 class Abandoned(Struct, frozen=True):
     """A history that an operator cut off: the entity goes on from revision ``through``.
 
-    Entries of the entity above ``through`` at or below the journal's ``position`` are dropped:
-    evidence, and no decisions any more. ``digest`` and ``history`` are those of the revision that
-    it goes on from (None at 0); ``dropped`` names the operations that were acknowledged or may
-    have been.
+    Entries of the entity above ``through`` that belong to a history in ``ended`` are dropped:
+    evidence, and no decisions any more; so are the rivals in ``rivals``, by digest. ``position`` is
+    where the journal stood. ``digest`` and ``history`` are those of the revision that it goes on
+    from (None at 0); ``dropped`` names the operations that were acknowledged or may have been.
+    ``unreadable`` are stored digests of dropped entries that were damaged then, ``missing`` the
+    revisions that nobody has. ``doubtful`` are releases that may have been committed in what was
+    dropped, ``withdrawn`` those that were surely not, and were taken back in it.
     """
 
     entity: str
@@ -130,6 +146,12 @@ class Abandoned(Struct, frozen=True):
     evidence: str
     since: str
     principal: str | None = None
+    ended: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    doubtful: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
 
 
 class Authority(Struct, frozen=True):
@@ -171,9 +193,11 @@ class Token(Struct, frozen=True):
 class Control(Struct, frozen=True):
     """The state that the control entries fold into.
 
-    ``holds`` are by `type` or `type/action`. ``opening`` is set in the stage *external* alone.
-    ``rebased`` is the control sequence of the entry that last gave the journal a new beginning for
-    the witness (0: none), ``reconciled`` the generation whose releases were reconciled last.
+    ``needs`` is the oldest format whose code may work on the tenant. ``holds`` are by `type` or
+    `type/action`. ``opening`` is set in the stage *external* alone. ``rebased`` is the control
+    sequence of the entry that last gave the journal a new beginning for the witness (0: none),
+    ``replaced`` the digest of the witness that it put an end to, ``highest`` the highest sequence
+    that anybody knew of then, ``reconciled`` the generation whose releases were reconciled last.
     """
 
     tenant: str
@@ -193,6 +217,9 @@ class Control(Struct, frozen=True):
     opening: Opening | None = None
     abandoned: dict[str, tuple[Abandoned, ...]] = {}
     rebased: int = 0
+    replaced: str | None = None
+    highest: int = 0
+    needs: int = FIRST
     reconciled: int | None = None
 
     @property
@@ -211,7 +238,7 @@ def tip_of(authority: Authority, last: Place | None) -> Place:
 
 
 def fold(entries: Sequence[Entry], tenant: str) -> Control:
-    """Read the control order into its state. Raises ControlUnreadable."""
+    """Read the control order into its state. Raises ControlUnreadable or NewerFormat."""
     if not entries:
         raise ControlUnreadable("the journal has no control entries")
     control: Control | None = None
@@ -226,6 +253,7 @@ def fold(entries: Sequence[Entry], tenant: str) -> Control:
             control = _begin(entry, facts) if control is None else _apply(control, entry, facts)
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
             raise ControlUnreadable(f"control entry {number}: {error}") from None
+        check_needs(control.needs)
     if control is None:
         raise ControlUnreadable
     return control
@@ -254,6 +282,7 @@ def _begin(entry: Entry, facts: dict[str, Any]) -> Control:
         reason=facts.get("reason", ""),
         verdict=None,
         since=envelope.recorded,
+        needs=int(facts.get("needs", FIRST)),
     )
 
 
@@ -275,6 +304,8 @@ def _apply(control: Control, entry: Entry, facts: dict[str, Any]) -> Control:
         )
         name = envelope.entity.removeprefix(LANE)
         return msgspec.structs.replace(control, lanes={**control.lanes, name: state})
+    if envelope.entity == FORMAT_ENTITY:
+        return msgspec.structs.replace(control, needs=max(control.needs, int(facts["needs"])))
     if envelope.entity.startswith(HOLD):
         return _apply_hold(control, envelope, facts)
     if envelope.entity.startswith(ABANDONED):
@@ -305,7 +336,8 @@ def hold_name(kind: str, action: str | None) -> str:
 
 
 def _apply_abandoned(control: Control, envelope: Envelope, facts: dict[str, Any]) -> Control:
-    facts = {**facts, "since": envelope.recorded, "principal": envelope.principal}
+    ended = [record.history for record in control.histories[:-1]]
+    facts = {**facts, "since": envelope.recorded, "principal": envelope.principal, "ended": ended}
     done = msgspec.convert(facts, Abandoned)
     before = control.abandoned.get(done.entity, ())
     return msgspec.structs.replace(
@@ -344,17 +376,23 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
     authority = Authority(
         envelope.history, envelope.generation, Stage(envelope.outcome.state), first, digest
     )
-    opening = facts.get("opening")
+    opening = facts.get("opening", control.opening)
     return msgspec.structs.replace(
         control,
         authority=authority,
         histories=histories,
         opening=(
-            msgspec.convert(opening, Opening)
-            if opening is not None and authority.stage is Stage.EXTERNAL
-            else None
+            None
+            if opening is None or authority.stage is not Stage.EXTERNAL
+            else msgspec.convert(opening, Opening, from_attributes=True)
         ),
         rebased=envelope.sequence if envelope.action == REBASE else control.rebased,
+        replaced=(
+            (facts.get("witness") or {}).get("digest")
+            if envelope.action == REBASE
+            else control.replaced
+        ),
+        highest=int(facts.get("highest", 0)) if envelope.action == REBASE else control.highest,
         reconciled=(envelope.generation if envelope.action == RECONCILED else control.reconciled),
         last=envelope.action,
         reason=str(facts.get("reason", "")),

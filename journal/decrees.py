@@ -26,6 +26,7 @@ from journal.control import (
     hold_name,
 )
 from journal.entry import JSON_TYPE, Entry, Envelope, Outcome, Predecessor, body_of, seal
+from journal.formats import FORMAT, FORMAT_ENTITY
 from journal.history import Head
 
 _LIFECYCLE_VERSION = "1"
@@ -35,7 +36,12 @@ def founding(
     tenant: str, instance: str, journal: str, history: str, operation: str, now: str
 ) -> Entry:
     """The first entry of a journal: generation 1, an open tenant."""
-    facts = {"instance": instance, "journal": journal, "reason": "first start"}
+    facts = {
+        "instance": instance,
+        "journal": journal,
+        "needs": FORMAT,
+        "reason": "first start",
+    }
     return _control_entry(
         tenant, TENANT, "found", Head(), 1, history, 1, str(Stage.OPEN), facts, operation, now, None
     )
@@ -95,6 +101,31 @@ def token_entry(
     )
 
 
+def format_entry(
+    control: Control,
+    needs: int,
+    reason: str,
+    operation: str,
+    now: str,
+    principal: str | None = None,
+) -> Entry:
+    """The control entry that keeps code of earlier formats than ``needs`` from the tenant."""
+    return _control_entry(
+        control.tenant,
+        FORMAT_ENTITY,
+        "migrate",
+        control.heads.get(FORMAT_ENTITY, Head()),
+        control.sequence + 1,
+        control.authority.history,
+        control.authority.generation,
+        str(needs),
+        {"needs": needs, "reason": reason},
+        operation,
+        now,
+        principal,
+    )
+
+
 def hold_entry(
     control: Control,
     kind: str,
@@ -130,7 +161,7 @@ def abandon_entry(
     """The control entry under which an entity goes on from its last continuous revision."""
     entity = ABANDONED + _short(abandoned.entity)
     facts = msgspec.to_builtins(abandoned)
-    facts = {name: facts[name] for name in facts if name not in {"since", "principal"}}
+    facts = {name: facts[name] for name in facts if name not in {"since", "principal", "ended"}}
     return _control_entry(
         control.tenant,
         entity,

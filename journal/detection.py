@@ -21,6 +21,7 @@ from journal.log import JournalHead, Log, Look, Row
 from journal.sql import Statement
 from journal.store import Store
 from journal.store.tables import Marker, count_decisions, heads_of, page_of_heads, read_heads
+from journal.witness import Witness
 
 MAX_WAITING = 65_536
 _PAGE = 500
@@ -58,6 +59,7 @@ class Seen(Struct, frozen=True):
     ``at_marker`` and ``at_journalled`` are what the journal holds at the store's marker and at its
     handed-off watermark, ``at_tip`` what the store holds at the journal's tip; None is nothing.
     ``copied`` is the last control entry of which the store keeps a copy, 0 when not looked at.
+    ``at_witness`` is what the journal holds at the place that the witness remembers.
     """
 
     look: Look
@@ -66,6 +68,8 @@ class Seen(Struct, frozen=True):
     at_journalled: Place | None = None
     at_tip: str | None = None
     copied: int = 0
+    witness: Witness | None = None
+    at_witness: str | None = None
 
 
 def compare(control: Control, seen: Seen, instance: str) -> Finding:
@@ -76,19 +80,29 @@ def compare(control: Control, seen: Seen, instance: str) -> Finding:
             Verdict.CLOSED,
             f"the journal belongs to instance {control.instance}, the settings say {instance}",
         )
-    if marker is None:
-        return Finding(Verdict.REPLACED, "the store is missing or empty")
-    if marker.instance != instance or marker.tenant != control.tenant:
+    witness = seen.witness
+    if witness is not None and not witness.is_of(control):
         return Finding(
-            Verdict.REPLACED,
-            f"the store belongs to tenant {marker.tenant}, instance {marker.instance}",
+            Verdict.CLOSED,
+            f"the witness remembers journal {witness.journal[:12]} of tenant {witness.tenant}, "
+            f"this is {control.journal[:12]} of {control.tenant}: bring the right journal back, or "
+            "move the witness's file away if that is the wrong one",
         )
+    lost = beyond_witness(control, seen)
+    if marker is None or (marker.instance, marker.tenant) != (instance, control.tenant):
+        fault = _unfit_store(marker)
+        # Nothing may be appended to a journal that falls short, whatever became of the store.
+        if lost is None:
+            return Finding(Verdict.REPLACED, fault)
+        return Finding(Verdict.JOURNAL_REWOUND, f"{lost}; {fault}")
     tip = tip_of(control.authority, seen.look.last)
     facts = {
         "store": {"history": marker.place.history, "sequence": marker.place.sequence},
         "journal": {"history": tip.history, "sequence": tip.sequence},
     }
     contradiction = _contradiction(control, seen, marker, tip)
+    if lost is not None:
+        return Finding(Verdict.JOURNAL_REWOUND, _told(lost, seen, marker, contradiction), facts)
     if contradiction is not None:
         return Finding(*contradiction, facts)
     place = marker.place
@@ -108,6 +122,20 @@ def compare(control: Control, seen: Seen, instance: str) -> Finding:
         waiting = place.sequence - tip.sequence
         return Finding(Verdict.CRASHED, f"{waiting} decisions wait for their handoff", facts)
     return Finding(Verdict.CLEAN, "store and journal agree", facts)
+
+
+def _unfit_store(marker: Marker | None) -> str:
+    if marker is None:
+        return "the store is missing or empty"
+    return f"the store belongs to tenant {marker.tenant}, instance {marker.instance}"
+
+
+def _told(lost: str, seen: Seen, marker: Marker, contradiction: tuple[Verdict, str] | None) -> str:
+    if contradiction is not None:
+        return f"{lost}; {contradiction[1]}"
+    if seen.witness is not None and marker.place.sequence < seen.witness.sequence:
+        return f"{lost}; the store holds no more either: both were rolled back"
+    return lost
 
 
 def _contradiction(
@@ -148,6 +176,22 @@ def _contradiction(
     return None
 
 
+def beyond_witness(control: Control, seen: Seen) -> str | None:
+    """How the journal falls short of what the witness saw; None when it does not."""
+    witness = seen.witness
+    if witness is None or witness.ended(control):
+        return None
+    saw = f"the witness saw {witness.position} entries at {witness.at}, through sequence "
+    saw += f"{witness.sequence} and control entry {witness.control}"
+    if witness.epoch > control.rebased:
+        return f"{saw}, after a new beginning of which this journal knows nothing"
+    if witness.position > seen.look.position:
+        return f"{saw}; the journal ends at {seen.look.position}"
+    if seen.at_witness != witness.digest:
+        return f"{saw}; the journal holds another entry there: it was rolled back and went on"
+    return None
+
+
 def _base_at(control: Control, sequence: int) -> Place | None:
     for record in control.histories:
         if record.first - 1 == sequence:
@@ -180,16 +224,15 @@ def _difference(entity: str, row: EntityHead | None, head: JournalHead | None) -
 
 
 async def differing_heads(
-    store: Store, log: Log, flawed: Collection[str], limit: int = _MAX_NAMED
+    store: Store, log: Log, flawed: Collection[str], limit: int = _MAX_NAMED, after: str = ""
 ) -> list[Difference]:
-    """Entities, in the order of their names, whose head or data hash differs; at most ``limit``.
+    """Entities above ``after``, by name, whose head or data hash differs; at most ``limit``.
 
     Entities in ``flawed`` are left out. Reads pages of both sides side by side; decisions that
     arrive meanwhile can show up, so a caller without the turn lock checks again under it
     (``still_differing``).
     """
     found: list[Difference] = []
-    after = ""
     while True:
         rows = heads_of((await store.read([page_of_heads(after, _PAGE)]))[0])
         last = max(rows) if len(rows) == _PAGE else None

@@ -89,8 +89,16 @@ class Recovering(UnrewindError):
     """The tenant is closed: store and journal do not agree, or an operator stopped it."""
 
 
+class Held(UnrewindError):
+    """An operator stopped this type or action. Repeat later, with the same operation ID."""
+
+
 class JournalUnavailable(UnrewindError):
     """The journal cannot be written or read now. Repeat later, with the same operation ID."""
+
+
+class NewerFormat(JournalUnavailable):
+    """The data needs newer code than this. Nothing was changed; install the newer version."""
 
 
 class WriterStopped(JournalUnavailable):

@@ -93,7 +93,7 @@ def _is_in_order(record: Record, entity: str) -> bool:
 
 
 def _event(row: Row, wanted: Wanted) -> Event | None:
-    if row.stream in _NO_DECISIONS or wanted.entity not in {None, row.entity}:
+    if row.stream in _NO_DECISIONS or row.dropped or wanted.entity not in {None, row.entity}:
         return None
     try:
         envelope = row.entry().envelope

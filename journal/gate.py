@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from journal.lifecycle import Lifecycle
@@ -40,16 +42,14 @@ def rule(
     entity: str,
     revision: int | None,
     lifecycle: Lifecycle,
-    stage_reason: str | None,
+    held: Sequence[str] = (),
 ) -> Ruling:
     """Whether ``revision`` (None: the newest) of the entity may have effects now.
 
     It may when the history is complete and durable through it, nothing later supersedes it, its
-    state is not a withdrawn one, and the tenant's stage allows effects.
+    state is not a withdrawn one, and nothing is ``held`` for what the tenant allows now.
     """
-    reasons: list[str] = []
-    if stage_reason:
-        reasons.append(stage_reason)
+    reasons = [*held]
     if standing is None:
         reasons.append("unknown: the journal holds no decision of this entity")
         return Ruling(entity, revision or 0, HELD, "", 0, tuple(reasons))
@@ -63,6 +63,11 @@ def rule(
     elif wanted < standing.durable_through:
         reasons.append(
             f"superseded: revision {standing.durable_through} is the newest, state {standing.state}"
+        )
+    if standing.state and not lifecycle.knows(standing.state):
+        reasons.append(
+            f"unknown: state {standing.state} is none that version {lifecycle.version} of the "
+            "lifecycle leads to"
         )
     if standing.state in lifecycle.withdrawn and wanted <= standing.durable_through:
         reasons.append(f"{standing.state}: the entity is {standing.state}")

@@ -279,8 +279,9 @@ async def replay(
 ) -> Handled:
     """Put dead letters back into their lane, each with its whole budget; the rest is named.
 
-    A release goes back only where a repeat is safe: nothing can have happened, or the receiver
-    still suppresses the ID. Replayed twice, it acts once.
+    Releases of unknown outcome too, by name: they have an owner, who may say so. A release goes
+    back only where a repeat is safe: nothing can have happened, or the receiver still suppresses
+    the ID. Replayed twice, it acts once.
     """
 
     async def one(row: Work) -> Reception:
@@ -306,7 +307,7 @@ async def replay(
         identity = f"{report_identity(row, change)}/{row.lease}"
         return await apply(record, ready, row, change, principal, identity)
 
-    return await _each(record, ids, one, reason, Status.DEAD)
+    return await _each(record, ids, one, reason, (Status.DEAD, Status.UNKNOWN))
 
 
 async def drain(
@@ -323,7 +324,7 @@ async def drain(
         identity = f"{report_identity(row, change)}/{row.lease}"
         return await apply(record, ready, row, change, principal, identity)
 
-    return await _each(record, ids, one, reason, Status.DEAD)
+    return await _each(record, ids, one, reason, (Status.DEAD,))
 
 
 async def _each(
@@ -331,7 +332,7 @@ async def _each(
     ids: Sequence[str],
     one: Callable[[Work], Awaitable[Reception]],
     reason: str,
-    status: Status,
+    statuses: tuple[Status, ...],
 ) -> Handled:
     check_name("reason", reason, MAX_STRING)
     if not 1 <= len(ids) <= MAX_HANDLED:
@@ -343,8 +344,8 @@ async def _each(
             await make_ready(record)
             try:
                 row = await read_row(record, identity)
-                if row.status != status:
-                    left[identity] = f"it is {row.status}, not {status}"
+                if row.status not in statuses:
+                    left[identity] = f"it is {row.status}, not {statuses[0]}"
                     continue
                 await one(row)
             except (Refusal, NotFound) as error:

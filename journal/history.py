@@ -135,6 +135,10 @@ def examine(links: Iterable[Link], start: Head | None = None) -> Chain:
 def _choose(rivals: Sequence[Link], successors: Sequence[Link]) -> Link | None:
     if len(rivals) == 1:
         return rivals[0]
-    named = {link.predecessor.digest for link in successors if link.predecessor}
-    wanted = [link for link in rivals if link.digest in named]
+    named = {
+        (link.predecessor.digest, link.predecessor.history, link.predecessor.revision)
+        for link in successors
+        if link.predecessor
+    }
+    wanted = [link for link in rivals if (link.digest, link.history, link.revision) in named]
     return wanted[0] if len(wanted) == 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from journal.abandonment import abandoned_operation
 from journal.entry import Entry, admit
 from journal.errors import (
     DiskFailed,
@@ -14,6 +15,7 @@ from journal.errors import (
     UnrewindError,
 )
 from journal.history import Link, link_of
+from journal.holding import limits_of
 from journal.log import FIRST_FLAW, Append, Log, Moved
 from journal.record import Record
 from journal.sealed import (
@@ -40,7 +42,7 @@ async def append_sealed(record: Record, items: Sequence[tuple[bytes, bytes]]) ->
 
     Nothing is acknowledged by this alone: an entry counts once ``durable_through`` has reached its
     revision. Raises Invalid naming the item, Forked, StaleGeneration, OperationReused, Overloaded,
-    Recovering or JournalUnavailable; then nothing of the request was taken.
+    Held, Recovering or JournalUnavailable; then nothing of the request was taken.
     """
     if not 1 <= len(items) <= MAX_ENTRIES:
         raise Invalid(f"send 1 to {MAX_ENTRIES} entries at once", field="entries")
@@ -67,6 +69,7 @@ async def append_sealed(record: Record, items: Sequence[tuple[bytes, bytes]]) ->
 async def _append(record: Record, ready: Ready, entries: Sequence[Entry]) -> list[SealedAnswer]:
     try:
         around = await _surroundings(record, ready, entries)
+        _check_stops(ready, entries, around)
         ruling = judge_sealed(entries, around)
         if ruling.entries or ruling.rivals:
             await record.journal().append(_append_of(ruling), ready.look)
@@ -79,6 +82,19 @@ async def _append(record: Record, ready: Ready, entries: Sequence[Entry]) -> lis
     if ruling.fault is not None:
         raise ruling.fault
     return list(ruling.answers)
+
+
+def _check_stops(ready: Ready, entries: Sequence[Entry], around: Surroundings) -> None:
+    """Refuse what is new of a type or action that is stopped; what fills a gap is evidence.
+
+    Raises Held.
+    """
+    limits = limits_of(ready.control)
+    for entry in entries:
+        envelope = entry.envelope
+        newest = around.entities[envelope.entity].chain.newest
+        if envelope.operation not in around.operations and envelope.revision > newest:
+            limits.check_action(envelope.entity, envelope.action)
 
 
 def _append_of(ruling: SealedRuling) -> Append:
@@ -98,6 +114,7 @@ async def _surroundings(record: Record, ready: Ready, entries: Sequence[Entry]) 
         by_entity.setdefault(entry.envelope.entity, []).append(entry)
     around = {entity: await _around(log, entity, group) for entity, group in by_entity.items()}
     known = await log.operations([entry.envelope.operation for entry in entries])
+    cuts = ready.control.abandoned
     places: dict[tuple[str, str, int], str] = {}
     for entry in entries:
         envelope = entry.envelope
@@ -112,6 +129,8 @@ async def _surroundings(record: Record, ready: Ready, entries: Sequence[Entry]) 
         histories=ready.control.histories,
         entities=around,
         operations={row.operation: row.digest for row in known},
+        dropped={row.operation: abandoned_operation(row, cuts) for row in known if row.dropped},
+        cuts=cuts,
         places=places,
         lifecycles=record.lifecycles,
         now=record.clock.now(),

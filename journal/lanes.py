@@ -66,6 +66,9 @@ class Receiver(Struct, frozen=True, forbid_unknown_fields=True):
 class Lane(Struct, frozen=True, forbid_unknown_fields=True):
     """One lane. Times in seconds, ``rate`` in items a second (0: no limit).
 
+    ``owner`` answers for what is unresolved in it, ``resolve_within`` seconds after it was accepted
+    (0: the setting of the same name).
+
     With a ``receiver`` it pushes, with a ``handler`` (`module:function`, not for external effects)
     the service runs the work itself, with neither workers pull it. ``recipient``, ``digest``,
     ``due`` and ``weight`` name fields of the entity's data from which a release takes these.
@@ -92,6 +95,7 @@ class Lane(Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: float = 0.0
     limit: float = 0.0
     owner: str = "operator"
+    resolve_within: float = 0.0
     recipient: str = "recipient"
     digest: str = "digest"
     due: str = "due"
@@ -236,8 +240,10 @@ def _check_numbers(where: str, lane: Lane) -> None:
             raise SettingsInvalid(f"{where}: {label} must be at least 1")
     for label in ("backoff", "backoff_cap", "expected", "timeout", "lease", "sweep_after", "cap"):
         _above_zero(where, label, getattr(lane, label))
-    for label in ("rate", "replay", "tolerance", "limit", "window"):
+    for label in ("rate", "replay", "tolerance", "limit", "window", "resolve_within"):
         _not_negative(where, label, getattr(lane, label))
+    if not lane.owner.strip():
+        raise SettingsInvalid(f"{where}: owner must name who answers for what is unresolved")
 
 
 def _check_lifecycle(kind: str, lifecycle: Lifecycle, lanes: Mapping[str, Lane]) -> None:

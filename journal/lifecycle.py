@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NoReturn
 
+import msgspec
 from msgspec import Struct
 
 from journal.entry import MAX_ACTION, check_entity, check_name, check_type
@@ -74,7 +75,11 @@ class Action(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": 
 
 
 class Lifecycle(Struct, frozen=True, forbid_unknown_fields=True):
-    """An entity type's rules. ``withdrawn`` names the states in which the gate holds everything."""
+    """An entity type's rules. ``withdrawn`` names the states in which the gate holds everything.
+
+    ``earlier`` are states of earlier versions, to which nothing leads any more: an action may start
+    from them, and until one has, nothing leaves on their strength.
+    """
 
     kind: Kind = Kind.DECLARED
     owner: Owner = Owner.MANAGED
@@ -83,6 +88,18 @@ class Lifecycle(Struct, frozen=True, forbid_unknown_fields=True):
     actions: dict[str, Action] = {}
     withdrawn: tuple[str, ...] = ("cancelled", "revoked", "cancel-requested")
     projection: str | None = None
+    earlier: tuple[str, ...] = ()
+
+    def knows(self, state: str) -> bool:
+        """Whether this version leads to a state. One that it does not know has no authority."""
+        return (
+            self.kind is Kind.FREE
+            or state == self.initial
+            or any(
+                state == action.to or state in action.instead.values()
+                for action in self.actions.values()
+            )
+        )
 
     @property
     def works(self) -> bool:
@@ -161,12 +178,19 @@ def _check_actions(name: str, lifecycle: Lifecycle) -> None:
     reachable = {lifecycle.initial}
     for action in lifecycle.actions.values():
         reachable |= {action.to, *action.instead.values()}
+    current = [state for state in lifecycle.earlier if state in reachable]
+    if current:
+        raise SettingsInvalid(
+            f"[lifecycle.{name}]: earlier names {', '.join(current)}, to which an action leads"
+        )
+    reachable |= {*lifecycle.earlier}
     for label, action in lifecycle.actions.items():
         unknown = [state for state in action.source if state not in reachable]
         if unknown or not action.source:
             named = ", ".join(unknown) or "no state at all"
             raise SettingsInvalid(
-                f"[lifecycle.{name}.actions.{label}]: starts from {named}, which nothing leads to"
+                f"[lifecycle.{name}.actions.{label}]: starts from {named}, which nothing leads to; "
+                "a state of an earlier version goes into `earlier`"
             )
         astray = sorted(action.instead.keys() - set(action.source))
         if astray:
@@ -242,6 +266,40 @@ def step(
             decided=decided,
         )
     return rule.target(current)
+
+
+def check_content(
+    lifecycle: Lifecycle,
+    state: str,
+    action: str,
+    digests: Mapping[str, str],
+    before_and_after: tuple[bytes, bytes],
+) -> None:
+    """Refuse other content under the version that may be released in ``state``.
+
+    What was approved of a version is its content, and stands while the approval does. ``digests``
+    names, by lane, the field of the data with the content's digest. Raises TransitionRefused.
+    """
+    releasing = [
+        name
+        for name, rule in lifecycle.actions.items()
+        if rule.releases and rule.same_version and state in rule.source
+    ]
+    rule = lifecycle.actions.get(action)
+    if not releasing or (rule is not None and rule.corrects):
+        return
+    then, now = (msgspec.json.decode(data) for data in before_and_after)
+    lanes = {lane for name in releasing for lane in lifecycle.actions[name].releases}
+    for field in sorted({digests[lane] for lane in lanes}):
+        before, after = then.get(field), now.get(field)
+        if before != after and (before is not None or action in releasing):
+            raise TransitionRefused(
+                f"{action} changes {field} of a version that may be released with "
+                f"{before or 'none'}: other content is another version, and needs an approval of "
+                "its own",
+                state=state,
+                action=action,
+            )
 
 
 def step_of_release(lifecycle: Lifecycle, state: str, action: str) -> str:

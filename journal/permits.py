@@ -16,6 +16,7 @@ from msgspec import Struct
 from journal.acceptance import COMMITTED_ACTION, Acceptance, Operation
 from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_string
 from journal.errors import Invalid, JournalUnavailable, LeaseLost, OperationReused
+from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
 from journal.observing import decision_of, observed
 from journal.outcomes import PICKED_UP, Decide, before_attempt
@@ -25,8 +26,8 @@ from journal.reports import (
     GENERATION_BITS,
     asks,
     check_claim,
+    held_among,
     held_by,
-    held_by_stage,
     lane_of,
     operation_of,
     terms,
@@ -44,6 +45,7 @@ MAX_CLAIM = 256
 _SLACK = 16
 _MOST_LOOKED_AT = 2000
 _HOLD = 15.0
+_STOPPED = 60.0
 
 
 class Asked(Struct, frozen=True):
@@ -116,25 +118,35 @@ async def claim(record: Record, asked: Asked) -> Claimed:
         ready = await make_ready(record)
         again = await _again(record, ready, asked, lane)
         if again is not None:
-            # Paused, a lane leaves to its end what runs; a stage without effects stops that too.
-            stopped = held_by_stage(ready, lane)
-            return Claimed(again) if stopped is None else Claimed([], stopped)
+            return again
         held = held_by(ready, asked.lane, lane)
         if held is not None:
             return Claimed([], held)
         picked = await _pick(record, ready, asked, lane)
-        return Claimed(await _commit(record, ready, asked, lane, picked))
+        permits = await _commit(record, ready, asked, lane, picked)
+        return Claimed(permits, None if permits else picked.held)
 
 
-async def _again(record: Record, ready: Ready, asked: Asked, lane: Lane) -> list[Permit] | None:
-    """The permits that this claim was given before; None: it is a new one."""
+async def _again(record: Record, ready: Ready, asked: Asked, lane: Lane) -> Claimed | None:
+    """The permits that this claim was given before; None: it is a new one.
+
+    Paused, a lane leaves to its end what runs; a stage or a stop holds that back too.
+    """
     rows = works.rows_of((await ready.store.read([works.read_claim(asked.operation)]))[0])
     if rows:
         _check_same(asked, rows[0])
         for row in rows:
             check_claim(row.id, row.lease, ready.control.authority)
         commitments = await _commitments(record, rows)
-        return [permit_of(record, row, lane, commitments.get(row.id)) for row in rows]
+        held = await held_among(record, ready, rows)
+        return Claimed(
+            [
+                permit_of(record, row, lane, commitments.get(row.id))
+                for row in rows
+                if row.id not in held
+            ],
+            next(iter(held.values()), None),
+        )
     identities = [_identity(asked, number) for number in range(asked.limit)]
     for found in await record.journal().operations(identities):
         entry = found.entry()
@@ -188,6 +200,7 @@ class _Picked(Struct):
     rows: list[Work]
     aside: list[Statement | Rows]
     decisions: list[Operation]
+    held: str | None = None
 
 
 async def _room(record: Record, ready: Ready, asked: Asked, lane: Lane) -> int:
@@ -214,19 +227,27 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
     flawed = await record.journal().flawed() if ready.look.flawed else {}
     now: str = (await ready.store.read([works.READ_NOW]))[0][0][0]
     seen: set[str] = set()
+    limits = limits_of(ready.control)
+    among = limits.among(asked.lane) if lane.external else None
+    picked.held = None if among is None else limits.keeps()
     limit = most + _SLACK
     while True:
-        wanted = works.read_claimable(asked.lane, limit, now, asked.only)
+        wanted = works.read_claimable(asked.lane, limit, now, asked.only, among)
         rows, spoiled = works.readable_of((await ready.store.read([wanted]))[0])
         for identity in spoiled.keys() - seen:
             why = spoiled[identity]
             LOGGER.error("work %s of lane %s cannot be read: %s", identity, asked.lane, why)
             picked.aside.append(works.park(identity, why, lane.attempts, lane.backoff))
+        held = await held_among(record, ready, [row for row in rows if row.id not in seen])
+        picked.held = next(iter(held.values()), picked.held)
         for row in rows:
             if row.id in seen:
                 continue
             if len(picked.rows) == most:
                 return picked
+            if row.id in held:
+                picked.aside.append(works.hold(row.id, f"held: {held[row.id]}", _STOPPED))
+                continue
             stopped = await _stopped(record, row, now, flawed)
             if stopped is None:
                 picked.rows.append(row)
@@ -296,6 +317,8 @@ async def _tokens(
 ) -> dict[str, tuple[float, float]]:
     """Tokens of each rate budget that applies, refilled, and the Unix time of that."""
     rates = {f"lane/{name}": lane.rate}
+    if lane.external:
+        rates[OPENING] = limits_of(ready.control).rate()
     if lane.receiver is not None:
         rates[f"receiver/{lane.receiver}"] = record.settings.receiver[lane.receiver].rate
     rates = {key: rate for key, rate in rates.items() if rate > 0}

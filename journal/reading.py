@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from journal import gate as gates
+from journal.abandonment import abandoned_operation
 from journal.acceptance import DUPLICATE, Acceptance, EntityHead, receipt
 from journal.control import Authority, tip_of
 from journal.data import EMPTY, after, hash_of
 from journal.detection import Verdict
-from journal.entry import MAX_INTEGER, Entry, check_entity, parse_time
+from journal.entry import Entry, parse_time
 from journal.errors import (
     Damaged,
     EngineError,
@@ -30,13 +32,14 @@ from journal.errors import (
     UnrewindError,
 )
 from journal.feed import MAX_PAGE, Page, clamp, decode_cursor, encode_cursor
-from journal.history import Flaw
+from journal.holding import limits_of
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
 from journal.log import CONTROL, FIRST_FLAW, OBSERVATIONS, PAGE_BYTES, FlawKey, FlawRow, Log, Row
 from journal.record import Record
 from journal.store import tables
 
 _NO_OPERATIONS = frozenset({CONTROL, OBSERVATIONS})
+ABANDONED = "abandoned"
 _MAX_REPLAY = 100_000
 _REVISION = re.compile(r"[0-9]{1,15}\Z")
 _NEIGHBOURS = 8
@@ -59,37 +62,6 @@ class EntityView(Struct, frozen=True):
     digest: str
     data: Any
     newest: int
-
-
-class Step(Struct, frozen=True):
-    """One revision of a history; ``flaw`` is null where it is sound."""
-
-    revision: int
-    action: str
-    state: str
-    operation: str
-    version: str | None
-    actor: str | None
-    principal: str | None
-    at: str
-    recorded: str
-    history: str
-    generation: int
-    sequence: int | None
-    digest: str
-    predecessor: str | None
-    flaw: str | None = None
-
-
-class HistoryView(Struct, frozen=True):
-    """An entity's chain with its flaws, from revision ``first`` on; ``next`` continues it."""
-
-    entity: str
-    durable_through: int
-    complete: bool
-    revisions: list[Step]
-    flaws: list[FlawRow]
-    next: int | None
 
 
 async def _authority(record: Record) -> Authority:
@@ -322,75 +294,31 @@ async def read_gate(record: Record, entity: str, revision: int | None) -> gates.
         known: gates.Standing | None = await standing(record, entity, lifecycle)
     except NotFound:
         known = None
-    reason = None
     if record.stop.stands():
-        reason = f"closed: {record.stop.facts().get('reason', 'stopped')}"
+        reasons: tuple[str, ...] = (f"closed: {record.stop.facts().get('reason', 'stopped')}",)
     else:
-        stage = (await _authority(record)).stage
-        if not stage.effects:
-            reason = f"stage: the tenant's stage is {stage}"
-    return gates.rule(known, entity, revision, lifecycle, reason)
+        limits = limits_of(await record.current_control(await record.look()))
+        action = None
+        if known is not None and limits.stops_actions(entity):
+            wanted = known.revision if revision is None else revision
+            action = await _action_of(record, entity, wanted)
+        reasons = limits.of_gate(entity, action, lifecycle)
+    return gates.rule(known, entity, revision, lifecycle, reasons)
 
 
-async def read_history(record: Record, entity: str, first: int, limit: int | None) -> HistoryView:
-    """An entity's chain with its gaps marked, in any stage. Raises NotFound."""
-    size = clamp(limit)
-    check_entity(entity)
-    lifecycle = lifecycle_of(record.lifecycles, entity)
-    known = await standing(record, entity, lifecycle)
-    rows = await _rows(record, entity, first, MAX_INTEGER, size + 1)
-    flaws = await _flaws(record, entity)
-    steps = [_step(row, flaws) for row in rows[:size]]
-    following = rows[size:] or (
-        await _rows(record, entity, rows[-1].revision + 1, MAX_INTEGER, 1) if rows else []
-    )
-    more = following[0].revision if following else None
-    return HistoryView(entity, known.durable_through, known.complete, steps, flaws, more)
-
-
-def _step(row: Row, flaws: Sequence[FlawRow]) -> Step:
-    try:
-        envelope = row.entry().envelope
-    except Invalid:
-        return Step(
-            revision=row.revision,
-            action="",
-            state="",
-            operation=row.operation,
-            version=None,
-            actor=None,
-            principal=None,
-            at="",
-            recorded="",
-            history=row.history,
-            generation=0,
-            sequence=row.sequence,
-            digest=row.digest,
-            predecessor=None,
-            flaw=Flaw.MISMATCH,
-        )
-    flaw = next((flaw.flaw for flaw in flaws if flaw.first <= row.revision <= flaw.last), None)
-    return Step(
-        revision=envelope.revision,
-        action=envelope.action,
-        state=envelope.outcome.state,
-        operation=envelope.operation,
-        version=envelope.version,
-        actor=envelope.actor,
-        principal=envelope.principal,
-        at=envelope.at,
-        recorded=envelope.recorded,
-        history=envelope.history,
-        generation=envelope.generation,
-        sequence=envelope.sequence,
-        digest=row.digest,
-        predecessor=None if envelope.predecessor is None else envelope.predecessor.digest,
-        flaw=flaw,
-    )
+async def _action_of(record: Record, entity: str, revision: int) -> str | None:
+    """The action of a revision; None where the journal cannot tell it."""
+    for row in await _rows(record, entity, revision, revision, 1):
+        with suppress(HistoryIncomplete):
+            return _entry(row).envelope.action
+    return None
 
 
 async def read_operation(record: Record, operation: str) -> Acceptance:
-    """The authoritative status of an operation: the decision it became. Raises NotFound."""
+    """The authoritative status of an operation: the decision it became.
+
+    Raises NotFound, or HistoryIncomplete for one that was abandoned or whose entry is damaged.
+    """
     rows = await record.journal().operations([operation])
     rows = [row for row in rows if row.stream not in _NO_OPERATIONS]
     if not rows:
@@ -398,11 +326,14 @@ async def read_operation(record: Record, operation: str) -> Acceptance:
             f"the journal holds no operation {operation}; if it was sent, repeat it",
             operation=operation,
         )
+    if rows[0].dropped:
+        control = await record.current_control(await record.look())
+        raise abandoned_operation(rows[0], control.abandoned)
     return receipt(_entry(rows[0]), DUPLICATE)
 
 
 async def read_operations(record: Record, after: str | None, limit: int | None) -> Page:
-    """Operations in the order in which the journal took them."""
+    """Operations in the order in which the journal took them; `abandoned` is their outcome then."""
     size = clamp(limit)
     position = 0 if after is None else decode_cursor(after, tuple[int])[0]
     items: list[Acceptance] = []
@@ -413,7 +344,7 @@ async def read_operations(record: Record, after: str | None, limit: int | None) 
                 break
             position = row.position
             if row.stream not in _NO_OPERATIONS:
-                items.append(receipt(_entry(row), DUPLICATE))
+                items.append(receipt(_entry(row), ABANDONED if row.dropped else DUPLICATE))
         if len(rows) < size:
             break
     more = await record.journal().feed(position, 1)

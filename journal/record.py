@@ -7,10 +7,8 @@ methods are coroutines over the ports and never suspend on SQLite.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -32,7 +30,9 @@ from journal.errors import (
     Refused,
     SettingsInvalid,
     Unreachable,
+    UnrewindError,
 )
+from journal.files import has_content, read_seen, someone_has, whole_or_absent, write_seen
 from journal.filesystem import check_filesystem
 from journal.lifecycle import Lifecycle
 from journal.locks import Presence, StopFile, TurnLock
@@ -42,12 +42,15 @@ from journal.projection import Projection, load_projections
 from journal.release import Rules
 from journal.settings import Settings
 from journal.sql import Projected
-from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
+from journal.sqlite import Stamp, stamp_of
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
+from journal.witness import Step, WitnessFile
 
+LOGGER = logging.getLogger("unrewind")
 _LEFT_OPEN: list[object] = []
+_NOT_OURS = frozenset({Verdict.JOURNAL_REWOUND, Verdict.CLOSED})
 
 
 class Record:
@@ -70,6 +73,7 @@ class Record:
         self.lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
         self.stop = StopFile(settings.beside("stop"))
         self.seen_file = settings.journal_file.with_suffix(".seen")
+        self.witness = WitnessFile(settings.witness_file)
         self.store: SqliteStore | None = None
         self.log: SqliteLog | None = None
         self.control: Control | None = None
@@ -80,6 +84,7 @@ class Record:
         self.recovering = False
         self._trusted = False
         self._copied = 0
+        self._unwitnessed = True
         self._presence: Presence | None = None
         self._founded = settings.beside("founded")
 
@@ -95,7 +100,7 @@ class Record:
         for path in (settings.store_file, settings.journal_file):
             if not settings.allow_network_filesystem:
                 check_filesystem(path.parent)
-        companion = _someone_has(settings.beside("presence"))
+        companion = someone_has(settings.beside("presence"))
         if self.read_only:
             await self.open_files(companion=companion)
             return
@@ -117,6 +122,13 @@ class Record:
                 f"there is no tenant {settings.tenant} under {settings.data}; "
                 "`unrewind serve` or `unrewind import` founds one"
             )
+        if self.witness.exists():
+            raise Refused(
+                f"the witness {settings.witness_file} remembers a journal of tenant "
+                f"{settings.tenant}, and store and journal are both missing: bring them back (are "
+                "their disks mounted?). To found a new tenant in their place, move the witness "
+                f"and {self._founded} away"
+            )
         if self._founded.exists():
             raise Refused(
                 f"tenant {settings.tenant} was founded here, and its store and its journal are "
@@ -127,7 +139,9 @@ class Record:
     async def open_files(self, *, companion: bool = False) -> None:
         """Open what is there, letting go of what was open before.
 
-        ``companion`` says that another process has the tenant open and watches its files.
+        ``companion`` says that another process has the tenant open and watches its files. A store
+        that is not known to be the journal's is opened for reading alone, so that its bytes are
+        still those that were found when the evidence of a recovery is copied (R24).
         """
         await self.close_files()
         settings = self.settings
@@ -136,18 +150,60 @@ class Record:
         settled = companion or wal is None or wal.size == 0  # a reader leaves an empty one
         self._trusted = settled and found is not None and read_seen(self.seen_file) == found
         self.doubtful = not self._trusted
-        if settings.journal_file.exists():
+        self._unwitnessed = True
+        if has_content(settings.journal_file):
             with contextlib.suppress(Unreachable, Damaged):
                 self.log = SqliteLog(settings.journal_file, read_only=self.read_only)
-        if _has_content(settings.store_file):
+        if has_content(settings.store_file):
             with contextlib.suppress(Unreachable, Damaged):
-                self.store = SqliteStore(settings.store_file, read_only=self.read_only)
-                if not self.read_only:
-                    self._create_tables(self.store)
+                self.store = SqliteStore(settings.store_file, read_only=True)
         self.control = None
         self._copied = 0
+        if self._trusted and not self.read_only and await self._agrees():
+            await self.open_for_writing()
         # Opening may itself write to the file; what was trusted before it still is.
         self.stamp = stamp_of(settings.store_file) if self._trusted else None
+
+    async def _agrees(self) -> bool:
+        """Whether the store's marker says that it is the journal's newest, or ahead of it."""
+        try:
+            return (await self.examine())[0].verdict.sound
+        except (EngineError, JournalUnavailable):
+            self.control = None
+            return False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the store may only be read until somebody has compared it or kept its bytes."""
+        return not self.read_only and (self.store is None or self.store.database.read_only)
+
+    async def open_for_writing(self) -> None:
+        """Open the store for writing, where it was open for reading alone. Under the turn lock.
+
+        Only for whoever has found that it agrees with the journal, or has kept a copy of its bytes.
+        Raises FileChanged when another file has taken its place since.
+        """
+        if not self.guarded or not has_content(self.settings.store_file):
+            return
+        known = self.stamp is not None and not self.touched()
+        looked_at, store = self.store, None
+        try:
+            with contextlib.suppress(Unreachable, Damaged):
+                store = SqliteStore(self.settings.store_file)
+                if looked_at is not None:
+                    looked_at.stamp()
+                self._create_tables(store)
+        except BaseException:
+            if store is not None:
+                await store.close()
+            raise
+        if store is None:
+            return
+        self.store = store
+        if looked_at is not None:
+            await looked_at.close()
+        if known:
+            self.saw()
 
     def _create_tables(self, store: SqliteStore) -> None:
         """The tables that this version of unrewind, or a projection, has and the file lacks."""
@@ -172,7 +228,7 @@ class Record:
             f"control-{self.clock.fresh()}",
             now,
         )
-        with _whole_or_absent(settings.journal_file) as aside:
+        with whole_or_absent(settings.journal_file) as aside:
             log = SqliteLog(aside, create=True)
             try:
                 await log.append(
@@ -192,6 +248,9 @@ class Record:
         look = await self.log.look()
         if look.position > 1 or look.authority is None:
             return
+        witness = self.witness.read()
+        if witness is not None and witness.position > look.position:
+            return  # no founding that was interrupted: this journal was rolled back
         await self.create_store()
 
     async def create_store(self) -> None:
@@ -200,7 +259,7 @@ class Record:
         first = control.histories[0]
         place = beginning(first.history, first.generation, first.first, GENESIS)
         marker = Marker(tables.FORMAT, control.tenant, control.instance, place, journalled=0)
-        with _whole_or_absent(self.settings.store_file) as aside:
+        with whole_or_absent(self.settings.store_file) as aside:
             founded = SqliteStore(aside, create=True)
             try:
                 founded.database.batch([tables.found(marker)])
@@ -231,8 +290,37 @@ class Record:
             if stamp is not None and not touched:
                 write_seen(self.seen_file, stamp)
 
+    async def remember(self) -> None:
+        """Let the witness follow the journal, unless that was rolled back or cannot be judged."""
+        try:
+            step = await self.next_witness()
+            if step is not None:
+                self.witness.take(step)
+        except (UnrewindError, OSError) as error:
+            self.witness_failed(error)
+
+    async def next_witness(self) -> Step | None:
+        """The witness's next step, for ``WitnessFile.take``; None when there is none to take.
+
+        Raises EngineError, JournalUnavailable or WitnessUnreadable.
+        """
+        if self.log is None or self.poisoned is not None:
+            return None
+        self.finding, seen = await self.examine(witness=True)
+        if self.finding.verdict in _NOT_OURS or self.control is None:
+            return None
+        return await self.witness.step(self.log, self.control, seen.look, self.clock.now())
+
+    def witness_failed(self, error: Exception) -> None:
+        """Say once that the witness does not follow; decisions go on, and `status` says it."""
+        if self.witness.failed is None:
+            LOGGER.warning("the witness does not follow the journal: %s", error)
+        self.witness.failed = str(error)
+
     async def close(self) -> None:
         """Let go of everything. A lock that cannot be had leaves the files to the next opener."""
+        if not self.read_only:
+            await self.remember()
         if self.read_only or (self.store is None and self.log is None):
             # With nothing to close there is no lock to wait for, perhaps a second time.
             await self.close_files()
@@ -304,11 +392,12 @@ class Record:
         except Damaged:
             return None
 
-    async def examine(self) -> tuple[Finding, Seen]:
+    async def examine(self, *, witness: bool = False) -> tuple[Finding, Seen]:
         """Look at the journal's head, then the store, then the journal for what the store names.
 
-        Control that cannot be read is the verdict `closed`. Raises JournalUnavailable when the
-        journal is there and cannot be read.
+        The witness is looked at when ``witness`` says so, and until it agrees once after an
+        opening. Control that cannot be read is the verdict `closed`. Raises JournalUnavailable when
+        the journal is there and cannot be read.
         """
         if self.log is None:
             verdict = Verdict.JOURNAL_REWOUND if self.store is not None else Verdict.CLOSED
@@ -329,7 +418,21 @@ class Record:
             self._copied = (await self.store.read([tables.READ_CONTROL_SEQUENCE]))[0][0][0]
         if marker is not None and self._copied > control.sequence:
             seen = msgspec.structs.replace(seen, copied=self._copied)
-        return compare(control, seen, self.settings.instance), seen
+        if not (witness or self._unwitnessed):
+            return compare(control, seen, self.settings.instance), seen
+        seen = await self._look_at_witness(seen)
+        finding = compare(control, seen, self.settings.instance)
+        self._unwitnessed = finding.verdict in _NOT_OURS
+        return finding, seen
+
+    async def _look_at_witness(self, seen: Seen) -> Seen:
+        witness = self.witness.read()
+        if witness is None or self.log is None:
+            return seen
+        row = await self.log.at(witness.position) if witness.position else None
+        return msgspec.structs.replace(
+            seen, witness=witness, at_witness=None if row is None else row.digest
+        )
 
     async def _look_again(self, look: Look, marker: Marker) -> Seen:
         last = look.last
@@ -393,55 +496,3 @@ class Record:
     def stopped_clean(self) -> bool:
         """Whether the file is as the last clean stop, a restore, or a live companion left it."""
         return self._trusted and not self.touched()
-
-
-@contextlib.contextmanager
-def _whole_or_absent(path: Path) -> Iterator[Path]:
-    """Where to build a new file that a kill must not leave half-made under its own name."""
-    aside = path.with_name(f"{path.name}.new")
-    for suffix in ("", *SIDE_FILES):
-        aside.with_name(aside.name + suffix).unlink(missing_ok=True)
-    yield aside
-    aside.replace(path)
-    sync_directory(path.parent)
-
-
-def _has_content(path: Path) -> bool:
-    stamp = stamp_of(path)
-    return stamp is not None and stamp.size > 0
-
-
-def _someone_has(path: Path) -> bool:
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-def read_seen(path: Path) -> Stamp | None:
-    """The stamp that ``write_seen`` left; None when there is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Stamp)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def write_seen(path: Path, stamp: Stamp) -> None:
-    """Remember a store file's stamp beside the journal: it was written by us and is consistent."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(msgspec.json.encode(stamp))
-        aside.replace(path)
-    except OSError:
-        # Only a shortcut is lost: the next start compares every head.
-        aside.unlink(missing_ok=True)
-        return
-    with contextlib.suppress(OSError):
-        sync_directory(path.parent)

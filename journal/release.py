@@ -204,7 +204,10 @@ _FROM: Mapping[str, frozenset[Status]] = {
     "committed": frozenset({Status.READY, Status.RETRY}),
     "confirmed": COMMITTED,
     "refused": COMMITTED,
-    "unknown": frozenset({Status.RUNNING, Status.RETRY, Status.PENDING, Status.UNKNOWN}),
+    # From ready only where a commitment may be lost: a reconciliation after an accepted loss.
+    "unknown": frozenset(
+        {Status.READY, Status.RUNNING, Status.RETRY, Status.PENDING, Status.UNKNOWN}
+    ),
     "cancelled": frozenset(
         {Status.READY, Status.RUNNING, Status.RETRY, Status.PENDING, Status.UNKNOWN}
     ),

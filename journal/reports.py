@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from journal.acceptance import Acceptance, Operation
-from journal.control import Authority, Running
+from journal.control import Authority, Running, Stage
 from journal.errors import (
     DiskFailed,
     EngineError,
@@ -23,6 +23,7 @@ from journal.errors import (
     StaleGeneration,
     UnrewindError,
 )
+from journal.holding import limits_of
 from journal.lanes import Effect, Lane, Terms, terms_of
 from journal.outcomes import (
     CALLING,
@@ -84,15 +85,27 @@ def held_by(ready: Ready, name: str, lane: Lane) -> str | None:
     state = ready.control.lanes.get(name)
     if state is not None and state.running is not Running.ON:
         return f"lane {name} is {state.running}: {state.reason}"
-    return held_by_stage(ready, lane)
+    return limits_of(ready.control).of_lane(name, lane)
 
 
-def held_by_stage(ready: Ready, lane: Lane) -> str | None:
-    """What in the tenant's stage holds a lane's work back; None: nothing does."""
-    stage = ready.control.authority.stage
-    if lane.external and not stage.effects:
-        return f"the tenant's stage is {stage}, which allows no effects outside"
-    return None
+async def held_among(record: Record, ready: Ready, rows: Sequence[Work]) -> dict[str, str]:
+    """Which of these rows may not begin now, whatever their lane says, and why, by ID.
+
+    A row of a command does not name the action that asked for it: the journal does, and is asked
+    while an action of its type is stopped, never else.
+    """
+    limits = limits_of(ready.control)
+    if limits.stage is Stage.OPEN and not limits.holds:
+        return {}
+    unnamed = {
+        row.operation: row.id
+        for row in rows
+        if row.operation and row.effect != Effect.EXTERNAL and limits.stops_actions(row.entity)
+    }
+    found = await record.journal().operations([*unnamed]) if unnamed else []
+    actions = {row.operation: row.entry().envelope.action for row in found}
+    held = {row.id: limits.of_work(row, actions.get(row.operation or "")) for row in rows}
+    return {identity: why for identity, why in held.items() if why is not None}
 
 
 # Keeping a claim alive.
@@ -144,7 +157,7 @@ async def beat(record: Record, beating: Beating) -> list[tuple[str, int]]:
         authority = ready.control.authority
         claims = [claim for claim in beating.claims if not has_ended(claim[1], authority)]
         if beating.step == CALLING:
-            claims = await _still_repeatable(record, ready, claims)
+            claims = await _may_begin(record, ready, claims)
         statements = [works.beat(claims, lane.sweep_after)]
         if beating.step is not None:
             statements.append(works.set_step(claims, note(beating.step)))
@@ -153,15 +166,21 @@ async def beat(record: Record, beating: Beating) -> list[tuple[str, int]]:
         return [(row.id, row.lease) for row in works.rows_of(rows)]
 
 
-async def _still_repeatable(
+async def _may_begin(
     record: Record, ready: Ready, claims: Sequence[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """Those of these claims whose call may begin now: a receiver's window may be over by now."""
+    """Those of these claims whose work may begin now.
+
+    Since the claim a receiver's window may have ended, or an operator may have stopped something.
+    """
     found, now = await ready.store.read([works.read_claims(claims), works.READ_NOW])
+    rows = works.rows_of(found)
+    held = await held_among(record, ready, rows)
     return [
         (row.id, row.lease)
-        for row in works.rows_of(found)
-        if row.effect != Effect.EXTERNAL or repeatable(row, terms(record, row.lane), now[0][0])
+        for row in rows
+        if row.id not in held
+        and (row.effect != Effect.EXTERNAL or repeatable(row, terms(record, row.lane), now[0][0]))
     ]
 
 

@@ -7,14 +7,22 @@ acceptable in the missing place; the durable boundary moves when the chain is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from journal.control import Authority, HistoryRecord
-from journal.entry import Entry
-from journal.errors import Forked, Invalid, OperationReused, Overloaded, StaleGeneration
-from journal.history import Break, Flaw, Head, Link, examine, link_of
+from journal.abandonment import Cuts, cut_of, is_evidence
+from journal.control import Abandoned, Authority, HistoryRecord
+from journal.entry import GENESIS, Entry
+from journal.errors import (
+    Forked,
+    HistoryIncomplete,
+    Invalid,
+    OperationReused,
+    Overloaded,
+    StaleGeneration,
+)
+from journal.history import Break, Chain, Flaw, Head, Link, examine, link_of
 from journal.lifecycle import Lifecycle, Owner, lifecycle_of
 from journal.log import CALLER, EntityChain, FlawRow, Rival
 
@@ -43,7 +51,8 @@ class Surroundings(Struct, frozen=True):
     """Everything that the entries of one request are judged against.
 
     ``operations`` maps known operation IDs to digests, ``places`` maps (stream, history, sequence)
-    to digests.
+    to digests. ``dropped`` maps operation IDs that were abandoned to what is said of them, ``cuts``
+    entities to their abandonments.
     """
 
     authority: Authority
@@ -53,6 +62,8 @@ class Surroundings(Struct, frozen=True):
     places: Mapping[tuple[str, str, int], str]
     lifecycles: Mapping[str, Lifecycle]
     now: str
+    dropped: Mapping[str, HistoryIncomplete] = {}
+    cuts: Cuts = {}
 
 
 class SealedAnswer(Struct, frozen=True):
@@ -75,7 +86,7 @@ class SealedRuling(Struct, frozen=True):
     chains: tuple[EntityChain, ...] = ()
     flaws: tuple[FlawRow, ...] = ()
     rivals: tuple[Rival, ...] = ()
-    fault: Forked | None = None
+    fault: Forked | HistoryIncomplete | None = None
 
 
 def stream_of(entity: str) -> str:
@@ -100,10 +111,11 @@ def check_owner(entry: Entry, tenant: str, lifecycles: Mapping[str, Lifecycle]) 
 class _Working:
     """One entity while the entries of a request are judged."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: Around, cuts: Sequence[Abandoned]) -> None:
         self.chain = around.chain
         self.held = {(held.link.revision, held.link.history): held for held in around.held}
-        self.rivals = list(around.rivals)
+        self.cuts = cuts
+        self.rivals = [link for link in around.rivals if not is_evidence(cuts, link)]
         self.since = around.since
 
     def at(self, revision: int) -> list[Held]:
@@ -121,10 +133,23 @@ class _Working:
             missing += 1
         return revision == missing
 
+    def take_rival(self, link: Link) -> None:
+        """Note what contradicts a stored entry, unless it is evidence alone."""
+        if not is_evidence(self.cuts, link):
+            self.rivals.append(link)
+
     def advance(self) -> tuple[Break, ...]:
-        """Move the boundary as far as the chain is continuous; what is wrong beyond it."""
+        """Move the boundary as far as the chain is continuous; what is wrong beyond it.
+
+        It does not move past a fork that is not settled: nothing that follows is acknowledged.
+        """
         beyond = self.beyond()
-        found = examine((held.link for held in beyond), self.chain.boundary)
+        links = [held.link for held in beyond]
+        found = examine(links, self.chain.boundary)
+        if self.rivals:
+            disputed = min(rival.revision for rival in self.rivals)
+            before = [link for link in links if link.revision < disputed]
+            found = Chain(examine(before, self.chain.boundary).boundary, found.breaks)
         state = self.chain.state
         for held in self.at(found.boundary.revision):
             if held.link.digest == found.boundary.digest:
@@ -141,16 +166,22 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
     request fail as forked; it displaces nothing and lowers no boundary. Raises Forked (nothing to
     keep), StaleGeneration, OperationReused, Invalid or Overloaded.
     """
-    working = {entity: _Working(found) for entity, found in around.entities.items()}
+    working = _working(around, around.entities)
     operations = dict(around.operations)
     places = dict(around.places)
     taken: list[tuple[str, Entry]] = []
     rivals: list[Rival] = []
     outcomes: list[str] = []
-    fault: Forked | None = None
+    fault: Forked | HistoryIncomplete | None = None
     for entry in entries:
         envelope = entry.envelope
         entity = working[envelope.entity]
+        if envelope.operation in around.dropped:
+            raise around.dropped[envelope.operation]
+        if is_evidence(entity.cuts, link_of(envelope, entry.digest)):
+            rivals.append(Rival(entry, _stands_at(entity, envelope.revision), around.now))
+            fault = fault or _late(entry, entity)
+            continue
         if operations.get(envelope.operation) == entry.digest:
             outcomes.append("duplicate")
             continue
@@ -169,11 +200,7 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
         _check_neighbours(entity, entry)
         _check_authority(entity, entry, around)
         _check_sequence(entry, places)
-        if len(entity.beyond()) >= MAX_AHEAD and not entity.awaits(envelope.revision):
-            missing = entity.chain.boundary.revision + 1
-            raise Overloaded(
-                f"{envelope.entity}: {MAX_AHEAD} entries wait for revision {missing} already"
-            )
+        _check_room(entity, entry)
         held = Held(link_of(envelope, entry.digest), envelope.outcome.state)
         entity.held[envelope.revision, envelope.history] = held
         operations[envelope.operation] = entry.digest
@@ -183,11 +210,11 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
     if fault is not None:
         # Nothing of the request is taken: the entities are judged as they stood, with the rivals.
         touched = sorted({rival.entry.envelope.entity for rival in rivals})
-        working = {entity: _Working(around.entities[entity]) for entity in touched}
+        working = _working(around, touched)
         taken, outcomes = [], []
     for rival in rivals:
         envelope = rival.entry.envelope
-        working[envelope.entity].rivals.append(link_of(envelope, rival.entry.digest))
+        working[envelope.entity].take_rival(link_of(envelope, rival.entry.digest))
     flaws = {entity: _flaws(working[entity], around) for entity in touched}
     return SealedRuling(
         entries=tuple(taken),
@@ -200,6 +227,13 @@ def judge_sealed(entries: Sequence[Entry], around: Surroundings) -> SealedRuling
         rivals=tuple(rivals),
         fault=fault,
     )
+
+
+def _working(around: Surroundings, entities: Iterable[str]) -> dict[str, _Working]:
+    return {
+        entity: _Working(around.entities[entity], around.cuts.get(entity, ()))
+        for entity in entities
+    }
 
 
 def _answer(
@@ -225,6 +259,29 @@ def _rival_of(entity: _Working, entry: Entry) -> str | None:
         if same_place or held.link.predecessor == entry.envelope.predecessor:
             return held.link.digest
     return None
+
+
+def _stands_at(entity: _Working, revision: int) -> str:
+    """The digest that stands at a revision, or that the next one there will follow."""
+    held = entity.at(revision)
+    return held[0].link.digest if held else entity.chain.boundary.digest or GENESIS
+
+
+def _late(entry: Entry, entity: _Working) -> HistoryIncomplete:
+    """What the sender of an entry that was abandoned is told; the entry is kept as evidence."""
+    envelope = entry.envelope
+    cut = cut_of(entity.cuts, envelope.revision, envelope.history)
+    when = "" if cut is None else f" on {cut.since} ({cut.reason})"
+    return HistoryIncomplete(
+        f"{envelope.entity} revision {envelope.revision} of history {envelope.history} was "
+        f"abandoned{when}; {entry.digest} is kept as evidence. If it is still wanted, seal it anew "
+        "in the history in force, under a new operation ID",
+        entity=envelope.entity,
+        revision=envelope.revision,
+        operation=envelope.operation,
+        abandoned=None if cut is None else cut.since,
+        durable_through=entity.chain.boundary.revision,
+    )
 
 
 def _forked(entry: Entry, stored: str) -> Forked:
@@ -276,6 +333,22 @@ def _check_neighbours(entity: _Working, entry: Entry) -> None:
                 expected=min(digest for digest, _ in stored),
                 offered=named.digest,
             )
+
+
+def _check_room(entity: _Working, entry: Entry) -> None:
+    envelope = entry.envelope
+    if len(entity.beyond()) < MAX_AHEAD:
+        return
+    if entity.rivals:
+        raise Overloaded(
+            f"{envelope.entity}: {MAX_AHEAD} entries wait until its fork is settled: "
+            "`unrewind recover abandon` settles it"
+        )
+    if not entity.awaits(envelope.revision):
+        missing = entity.chain.boundary.revision + 1
+        raise Overloaded(
+            f"{envelope.entity}: {MAX_AHEAD} entries wait for revision {missing} already"
+        )
 
 
 def _check_authority(entity: _Working, entry: Entry, around: Surroundings) -> None:

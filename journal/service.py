@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from journal import feed, reading
+from journal import feed, reading, tracing
 from journal.acceptance import Acceptance, Operation, check_operation
 from journal.control import Control, Role, Stage, Token
 from journal.detection import Finding, Verdict
@@ -33,6 +33,7 @@ from journal.settings import Settings
 from journal.standing import close_tenant, compare_heads, detect, examine
 from journal.status import Status, status
 from journal.tokens import authenticate, create_token, revoke_token
+from journal.witness import Step
 from journal.worker import Worker, drive
 from journal.writepath import Answer, settle
 from journal.writer import Writer
@@ -56,6 +57,8 @@ class Journal:
         self._read_thread = Worker()
         self._writer = Writer(self._writing, self._write_thread)
         self._control: Control | None = None
+        self._stopping = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
         self.lanes = LaneWork(self._writer, self.write, self.read)
 
     # Decisions.
@@ -111,9 +114,9 @@ class Journal:
 
     async def history(
         self, entity: str, first: int = 1, limit: int | None = None
-    ) -> reading.HistoryView:
+    ) -> tracing.HistoryView:
         """An entity's chain with its gaps marked."""
-        return await self.read(reading.read_history, entity, first, limit)
+        return await self.read(tracing.read_history, entity, first, limit)
 
     async def gate(self, entity: str, revision: int | None = None) -> Ruling:
         """Whether the revision may have effects now."""
@@ -227,17 +230,43 @@ class Journal:
         await self._read_thread.run(Record.open, self._reading)
         stopped = await self._write_thread.run(_stopped_clean, self._writing)
         finding = await self.detect(deep=not stopped)
+        if finding.verdict is Verdict.CLEAN:
+            await self.write(_open_for_writing)
         if finding.verdict.sound:
             await self.settle()
+        self._following = asyncio.create_task(self._follow())
         return finding
+
+    async def _follow(self) -> None:
+        """Let the witness follow the journal, beside the writer and beside readers.
+
+        Where the journal contradicts the witness, somebody has put an older one in its place.
+        """
+        while not self._stopping.is_set():
+            try:
+                step = await self._read_thread.run(_reopening, self._reading, _next_witness, ())
+                if step is not None:
+                    await asyncio.to_thread(self._reading.witness.take, step)
+            except (UnrewindError, OSError) as error:
+                self._reading.witness_failed(error)
+            verdict = self._reading.finding.verdict
+            if verdict is Verdict.JOURNAL_REWOUND and self._writing.finding.verdict.sound:
+                with contextlib.suppress(UnrewindError):
+                    await self.detect(deep=False)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self.settings.witness_every)
 
     async def stop(self) -> None:
         """Answer what waits, compare once more, and let go of the files."""
+        self._stopping.set()
+        if self._following is not None:
+            await asyncio.wait([self._following])
         await self._writer.drain()
         # The last connection to close clears the -wal away, without which no start trusts the file.
         await self._read_thread.run(Record.close, self._reading)
         with contextlib.suppress(UnrewindError):
             await self.write(settle)
+        await self.write(Record.remember)
         with contextlib.suppress(UnrewindError):
             await self.write(_stop_clean)
         await self._end()
@@ -258,6 +287,12 @@ async def _reopening(
     except FileChanged:
         await record.open_files()
         return await function(record, *args)
+
+
+async def _next_witness(record: Record) -> Step | None:
+    if record.witness.stands_at(await record.look()):
+        return None
+    return await record.next_witness()
 
 
 async def _detect(record: Record) -> Finding:
@@ -289,6 +324,11 @@ async def _close_for(record: Record, finding: Finding) -> Finding:
 
 async def _current_control(record: Record) -> Control:
     return await record.current_control(await record.look())
+
+
+async def _open_for_writing(record: Record) -> None:
+    with record.lock.held():
+        await record.open_for_writing()
 
 
 async def _stopped_clean(record: Record) -> bool:

@@ -134,7 +134,7 @@ def load(
     """
     environment = os.environ if environment is None else environment
     named = config or environment.get(PREFIX + "CONFIG")
-    values = _read_file(Path(named or CONFIG_NAME), required=named is not None)
+    values = _read_file(config_file(config, environment), required=named is not None)
     for field in Settings.__struct_fields__:
         text = environment.get(PREFIX + field.upper())
         if text is not None and field not in _TABLES:
@@ -146,6 +146,14 @@ def load(
         raise SettingsInvalid(f"{named or CONFIG_NAME}: {error}") from None
     _check(settings)
     return settings
+
+
+def config_file(
+    config: str | Path | None = None, environment: Mapping[str, str] | None = None
+) -> Path:
+    """Where the configuration file is to be: as named, as the environment says, or the default."""
+    environment = os.environ if environment is None else environment
+    return Path(config or environment.get(PREFIX + "CONFIG") or CONFIG_NAME)
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, Any]:

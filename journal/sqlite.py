@@ -8,12 +8,14 @@ their result code.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -32,9 +34,12 @@ from journal.sql import Batch, Projected, Result, Rows, Statement
 
 CHECKPOINT_PAGES = 4000
 CACHE_KIB = 65_536
+NAMELESS_KIB = 8192
 BUSY_MS = 5000
 CHUNK = 64
 """Rows in one INSERT. More gains nothing, and each size costs a prepared statement."""
+_COPIES = 3
+_BY_EFFECTIVE_ID = os.access in os.supports_effective_ids
 SIDE_FILES = ("-wal", "-shm", "-journal")
 _FAULTS_OF_STATEMENTS = frozenset(
     {
@@ -88,6 +93,13 @@ def in_memory() -> sqlite3.Connection:
     return sqlite3.connect(":memory:")
 
 
+def nameless() -> sqlite3.Connection:
+    """An empty database in a temporary file without a name: it is gone when closed or killed."""
+    connection = sqlite3.connect("", isolation_level=None)
+    connection.execute(f"PRAGMA cache_size=-{NAMELESS_KIB}")
+    return connection
+
+
 def sync_directory(path: Path) -> None:
     """Make a directory's entries durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -110,7 +122,8 @@ def _expand(sql: str, width: int, count: int) -> str:
 class Database:
     """One SQLite file, opened for reading and writing or read-only.
 
-    ``schema`` is applied when the file is created or empty; without one the file must exist.
+    ``schema`` is applied when the file is created or empty; without one the file must exist. A
+    reader that may not write beside the file, as SQLite's readers do, reads a copy of it instead.
     Raises Unreachable, Damaged or DiskFailed.
     """
 
@@ -122,10 +135,26 @@ class Database:
             raise Unreachable(f"{path}: no such file")
         if created:
             path.parent.mkdir(parents=True, exist_ok=True)
+        self._copy: TemporaryDirectory[str] | None = None
         mode = "ro" if read_only else "rwc" if schema is not None else "rw"
-        with _translated(path):
+        try:
+            self._connect(path, mode, schema, created=created)
+        except Unreachable:
+            if not read_only or os.access(path.parent, os.W_OK, effective_ids=_BY_EFFECTIVE_ID):
+                raise
+            self._connect_copy()
+        found = stamp_of(path)
+        if found is None:
+            self.connection.close()
+            raise FileChanged(f"{path}: the file went away while it was opened")
+        self._identity = (found.device, found.inode)
+        self._failed: str | None = None
+        self.tolerant = False
+
+    def _connect(self, file: Path, mode: str, schema: str | None, *, created: bool) -> None:
+        with _translated(self.path):
             self.connection = sqlite3.connect(
-                _uri(path, mode),
+                _uri(file, mode),
                 uri=True,
                 isolation_level=None,
                 check_same_thread=False,
@@ -137,13 +166,31 @@ class Database:
             except BaseException:
                 self.connection.close()
                 raise
-        found = stamp_of(path)
-        if found is None:
-            self.connection.close()
-            raise FileChanged(f"{path}: the file went away while it was opened")
-        self._identity = (found.device, found.inode)
-        self._failed: str | None = None
-        self.tolerant = False
+
+    def _connect_copy(self) -> None:
+        """Read a copy in a directory of our own, as the file and its log were at one moment.
+
+        The directory goes with this object. Raises Unreachable when they keep changing meanwhile.
+        """
+        wal = self.path.with_name(self.path.name + "-wal")
+        for _ in range(_COPIES):
+            copy = TemporaryDirectory(prefix="unrewind-")
+            target = Path(copy.name) / self.path.name
+            before = (stamp_of(self.path), stamp_of(wal))
+            try:
+                shutil.copyfile(self.path, target)
+                if before[1] is not None:
+                    shutil.copyfile(wal, target.with_name(wal.name))
+                if before == (stamp_of(self.path), stamp_of(wal)):
+                    self._connect(target, "ro", None, created=False)
+                    self._copy = copy
+                    return
+            except OSError as error:
+                raise Unreachable(f"{self.path}: it cannot be copied to be read: {error}") from None
+            finally:
+                if self._copy is None:
+                    copy.cleanup()
+        raise Unreachable(f"{self.path}: it changes while it is copied to be read")
 
     def _prepare(self, schema: str | None, *, created: bool) -> None:
         for pragma in _PRAGMAS:
@@ -280,6 +327,8 @@ class Database:
         """Close the file; a writer's close may checkpoint, so hold the tenant's lock."""
         with _translated(self.path):
             self.connection.close()
+        if self._copy is not None:
+            self._copy.cleanup()
 
 
 def sync_file(path: Path) -> None:

@@ -29,9 +29,11 @@ from journal.errors import (
     FileChanged,
     Invalid,
     JournalUnavailable,
+    Unreachable,
     WriterStopped,
 )
-from journal.log import CONTROL, Append, Log, Moved
+from journal.formats import needs_of
+from journal.log import CONTROL, Append, Log, Look, Moved
 from journal.record import Record
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
@@ -41,15 +43,18 @@ _NAMED = 10
 _ATTEMPTS = 3
 
 
-async def examine(record: Record) -> tuple[Finding, Seen]:
-    """Compare markers and heads of order, reopening files that were replaced meanwhile."""
+async def examine(record: Record, *, witness: bool = False) -> tuple[Finding, Seen]:
+    """Compare markers and heads of order, reopening files that were replaced meanwhile.
+
+    ``witness`` asks to look at the witness too; what was opened just now is held against it anyway.
+    """
     if record.store is None or record.log is None:
         # What was missing or unreadable a while ago may have been put back, or recovered.
         with nullcontext() if record.read_only else record.lock.held():
             await record.open_files()
     for _ in range(_ATTEMPTS):
         try:
-            return await record.examine()
+            return await record.examine(witness=witness)
         except FileChanged as error:
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
@@ -185,15 +190,21 @@ async def append_control(
 ) -> Control:
     """Append the control entry that ``build`` makes of the present control; the one after it.
 
-    A token or a recovery's step is an acknowledgement too: a stopped writer gives none.
+    A token or a recovery's step is an acknowledgement too: a stopped writer gives none, and a
+    journal that was rolled back takes none.
     """
     if record.poisoned is not None:
         raise WriterStopped(record.poisoned)
     with record.lock.held():
         for _ in range(_ATTEMPTS):
             try:
+                await _check_whole(record)
                 look = await record.look()
-                built = build(await record.current_control(look))
+                control = await record.current_control(look)
+                built = build(control)
+                if built is not None and needs_of(built[0]) > control.needs:
+                    await _raise_needs(record, look, control, needs_of(built[0]))
+                    continue
                 if built is not None:
                     entry, force = built
                     append = Append(entries=[(CONTROL, entry)], becomes=force)
@@ -210,6 +221,31 @@ async def append_control(
     raise JournalUnavailable("the journal keeps moving")
 
 
+async def _check_whole(record: Record) -> None:
+    """Refuse to append to a journal that was rolled back. Raises JournalUnavailable."""
+    try:
+        finding, _ = await record.examine()
+    except (Damaged, Unreachable):
+        return  # the store's files: what became of them is no fault of the journal
+    if finding.verdict is Verdict.JOURNAL_REWOUND:
+        raise JournalUnavailable(
+            f"nothing is appended to a journal that was rolled back: {finding.detail}; "
+            "see unrewind recover plan"
+        )
+
+
+async def _raise_needs(record: Record, look: Look, control: Control, needs: int) -> None:
+    """Keep code that would not heed what comes next from the tenant, before it comes."""
+    entry = decrees.format_entry(
+        control,
+        needs,
+        "what follows is not heeded by earlier formats",
+        f"control-{record.clock.fresh()}",
+        record.clock.now(),
+    )
+    await record.journal().append(Append([(CONTROL, entry)], becomes=control.authority), look)
+
+
 def poison(record: Record, reason: str) -> WriterStopped:
     """Stop this process's writer for good: what the disk did with the commit is unknown."""
     record.poisoned = reason
@@ -223,7 +259,7 @@ async def detect(record: Record, *, deep: bool) -> Finding:
     Hands nothing off: ``journal.writepath.make_ready`` does, when the next turn comes.
     """
     with record.lock.held():
-        finding, _ = await examine(record)
+        finding, _ = await examine(record, witness=True)
         if record.poisoned is None and not finding.verdict.sound and not record.stop.stands():
             await close_tenant(record, finding)
     # What waits for its handoff differs until then: the turn that hands it off compares.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +17,21 @@ from journal.record import Record
 from journal.store import tables
 
 _CLOSER = frozenset({Verdict.REWOUND, Verdict.REPLACED, Verdict.FORKED})
+
+
+class Witnessed(Struct, frozen=True):
+    """What the witness remembers: how many entries, through which sequence, and when.
+
+    ``behind`` counts the journal's entries that it has not seen (None: the journal cannot say),
+    ``age`` is in seconds.
+    """
+
+    path: str
+    position: int
+    sequence: int
+    behind: int | None
+    age: float
+    at: str
 
 
 class Status(Struct, frozen=True):
@@ -34,6 +50,7 @@ class Status(Struct, frozen=True):
     gaps: int
     pending: int
     stopped: dict[str, Any] | None
+    witness: Witnessed | None
     failure_scope: list[str]
 
 
@@ -42,7 +59,7 @@ async def status(record: Record) -> Status:
     settings = record.settings
     stopped = record.stop.facts() if record.stop.stands() else None
     try:
-        finding, seen = await record.examine()
+        finding, seen = await record.examine(witness=True)
         verdict, detail = str(finding.verdict), finding.detail
     except (EngineError, JournalUnavailable) as error:
         if isinstance(error, FileChanged):
@@ -53,6 +70,7 @@ async def status(record: Record) -> Status:
     stage = Stage.CLOSED if control is None else control.authority.stage
     if stopped is not None or not finding.verdict.sound:
         stage = Stage.CLOSED
+    witness = _witnessed(record, None if control is None else seen.look.position)
     tip = None if control is None else tip_of(control.authority, seen.look.last)
     pending = 0
     if tip is not None and seen.marker is not None and finding.verdict is Verdict.CRASHED:
@@ -76,11 +94,13 @@ async def status(record: Record) -> Status:
         gaps=await _count_gaps(record),
         pending=pending,
         stopped=stopped,
-        failure_scope=failure_scope(record),
+        witness=witness,
+        failure_scope=failure_scope(record, witness),
     )
 
 
 def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Status:
+    witness = _witnessed(record, None)
     return Status(
         tenant=record.settings.tenant,
         instance=record.settings.instance,
@@ -95,7 +115,8 @@ def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Sta
         gaps=0,
         pending=0,
         stopped=stopped,
-        failure_scope=failure_scope(record),
+        witness=witness,
+        failure_scope=failure_scope(record, witness),
     )
 
 
@@ -115,16 +136,31 @@ async def _count_gaps(record: Record) -> int:
     return await record.log.count_flaws()
 
 
-def failure_scope(record: Record) -> list[str]:
+def _witnessed(record: Record, position: int | None) -> Witnessed | None:
+    """What the witness remembers of a journal of ``position`` entries; None: no readable one."""
+    found = record.witness.read()
+    if found is None:
+        return None
+    behind = None if position is None else max(0, position - found.position)
+    age = datetime.fromisoformat(record.clock.now()) - datetime.fromisoformat(found.at)
+    return Witnessed(
+        str(record.witness.path),
+        found.position,
+        found.sequence,
+        behind,
+        max(0.0, age.total_seconds()),
+        found.at,
+    )
+
+
+def failure_scope(record: Record, witness: Witnessed | None) -> list[str]:
     """Sentences on what is not covered as things are set up now."""
     settings = record.settings
     scope = []
     shared = same_device(settings.store_file, settings.journal_file)
     if shared:
         scope.append("store and journal lie on one device: losing it loses both")
-    scope.append(
-        "no witness: store and journal rolled back to the same moment would not be noticed"
-    )
+    scope += _of_witness(record, witness)
     callers = sorted(
         kind for kind, lifecycle in record.lifecycles.items() if lifecycle.owner is Owner.CALLER
     )
@@ -136,6 +172,32 @@ def failure_scope(record: Record) -> list[str]:
     scope += _of_lanes(record)
     if settings.allow_network_filesystem:
         scope.append("network filesystems are allowed: SQLite can lose commits there")
+    return scope
+
+
+def _of_witness(record: Record, witness: Witnessed | None) -> list[str]:
+    """What a rollback of store and journal together would have to miss to go unnoticed."""
+    unnoticed = "store and journal rolled back to the same moment would not be noticed"
+    if witness is None:
+        fault = record.witness.fault
+        return [
+            f"no witness: {unnoticed}" if fault is None else f"no witness, {fault}: {unnoticed}"
+        ]
+    scope = []
+    if record.witness.failed is not None:
+        scope.append(f"the witness does not follow the journal: {record.witness.failed}")
+    if witness.behind:
+        scope.append(
+            f"the witness is {witness.behind} entries behind: store and journal rolled back "
+            f"together to a moment after {witness.at} would not be noticed"
+        )
+    files = {"store": record.settings.store_file, "journal": record.settings.journal_file}
+    shared = [name for name, file in files.items() if same_device(record.witness.path, file)]
+    if shared:
+        scope.append(
+            f"the witness lies on one device with the {' and the '.join(shared)}: rolled back or "
+            "lost together with it, it notices nothing"
+        )
     return scope
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import msgspec
 from msgspec import Struct
 
+from journal.abandonment import Cuts, abandoned_operation
 from journal.acceptance import (
     COMMITTED_ACTION,
     Acceptance,
@@ -43,6 +44,7 @@ from journal.errors import (
     UnrewindError,
     WriterStopped,
 )
+from journal.holding import limits_of
 from journal.lifecycle import Owner
 from journal.log import DECISIONS, Append, Look, Row
 from journal.projection import statements_of
@@ -118,6 +120,9 @@ async def make_ready(record: Record) -> Ready:
     if finding.verdict is not Verdict.CLEAN:
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
+    await record.open_for_writing()
+    if record.store is not None and record.control is not None:
+        _require(record, record.store, record.control.needs)
     if record.control is None or record.store is None or seen.marker is None:
         raise Recovering("store or control went away")
     authority = record.control.authority
@@ -133,6 +138,19 @@ async def make_ready(record: Record) -> Ready:
     if record.doubtful:
         await _doubt_steps(record, ready)
     return ready
+
+
+def _require(record: Record, store: SqliteStore, needs: int) -> None:
+    """Let the store refuse writers of earlier formats too, once the data needs a newer one."""
+    if store.needs >= needs:
+        return
+    try:
+        store.require(needs)
+    except DiskFailed as error:
+        raise poison(record, f"the store's commit failed: {error}") from error
+    except EngineError as error:
+        raise JournalUnavailable(f"the store cannot be written: {error}") from error
+    record.saw()
 
 
 async def _doubt_steps(record: Record, ready: Ready) -> None:
@@ -165,8 +183,14 @@ async def decide(
     if not operations and claim is None:
         return []
     view = await _view(record, ready, operations)
-    effects = ready.control.authority.stage.effects
-    context = Context(record.rules, record.clock.now(), effects, await _door(record, ready, view))
+    limits = limits_of(ready.control)
+    context = Context(
+        record.rules,
+        record.clock.now(),
+        await _door(record, ready, view),
+        limits.check_action,
+        limits.check_commitment,
+    )
     judged = judge(operations, view, context)
     if judged.decisions or claim is not None:
         try:
@@ -238,7 +262,7 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
         raise
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be read: {error}") from error
-    known = {row.operation: _known(row) for row in rows}
+    known = {row.operation: _known(row, ready.control.abandoned) for row in rows}
     return View(ready.tip, heads, known, flawed, work)
 
 
@@ -283,7 +307,9 @@ def _by_entity(
     return dict(grouped)
 
 
-def _known(row: Row) -> Entry | UnrewindError:
+def _known(row: Row, cuts: Cuts) -> Entry | UnrewindError:
+    if row.dropped:
+        return abandoned_operation(row, cuts)
     try:
         return row.entry()
     except Invalid as error:

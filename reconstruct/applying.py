@@ -13,7 +13,7 @@ from journal.acceptance import Decision, Place, beginning
 from journal.errors import ConstraintFailed, DiskFailed, Refused
 from journal.history import Flaw
 from journal.lifecycle import Owner
-from journal.log import Row
+from journal.log import DECISIONS, PAGE_BYTES, Row
 from journal.projection import clearing
 from journal.record import Record
 from journal.sql import Rows, Statement
@@ -46,6 +46,7 @@ async def the_marker(record: Record) -> Marker:
 async def commit(record: Record, statements: Sequence[Statement | Rows]) -> None:
     """One batch, foreign keys deferred; the first statement is the fence."""
     fence, *rest = statements
+    await record.open_for_writing()
     try:
         await the_store(record).batch([fence, tables.DEFER_FOREIGN_KEYS, *rest])
     except DiskFailed as error:
@@ -131,16 +132,41 @@ Keep = Callable[[Record, Sequence[Row], Sequence[Decision]], Awaitable[None]]
 async def _replay_page(
     record: Record, rows: Sequence[Row], left_out: Collection[str], replay: Replay, keep: Keep
 ) -> None:
-    """Commit a page; when a projection fails in it, decision by decision: one entity stops."""
-    before = replay.copy()
-    decisions = replay.run(row for row in rows if row.entity not in left_out)
-    try:
-        await keep(record, rows, decisions)
-    except ProjectionFailed as error:
-        LOGGER.warning("replaying a page decision by decision: %s", error)
-    else:
-        return
-    replay.become(before)
+    """Commit a page, or as much of it at a time as memory should hold."""
+    start = 0
+    while start < len(rows):
+        before = replay.copy()
+        end, decisions = _run(rows, start, left_out, replay)
+        try:
+            await keep(record, rows[start:end], decisions)
+        except ProjectionFailed as error:
+            LOGGER.warning("replaying a page decision by decision: %s", error)
+            replay.become(before)
+            await _one_by_one(record, rows[start:end], left_out, replay, keep)
+        start = end
+
+
+def _run(
+    rows: Sequence[Row], start: int, left_out: Collection[str], replay: Replay
+) -> tuple[int, list[Decision]]:
+    """Replay from a row on, until the data that the decisions leave is a page's worth."""
+    decisions: list[Decision] = []
+    size = 0
+    for number in range(start, len(rows)):
+        if rows[number].entity in left_out:
+            continue
+        for decision in replay.run([rows[number]]):
+            decisions.append(decision)
+            size += len(decision.data)
+        if size >= PAGE_BYTES:
+            return number + 1, decisions
+    return len(rows), decisions
+
+
+async def _one_by_one(
+    record: Record, rows: Sequence[Row], left_out: Collection[str], replay: Replay, keep: Keep
+) -> None:
+    """Commit decision by decision: where a projection fails, one entity stops."""
     for row in rows:
         previous = replay.heads.get(row.entity)
         single = [] if row.entity in left_out else replay.run([row])
@@ -187,22 +213,21 @@ def _refused(row: Row, error: Exception) -> str:
 
 
 async def rebuild_entity(record: Record, entity: str, replay: Replay) -> None:
-    """Replay a managed entity from its first revision, in one batch."""
-    rows: list[Row] = []
-    first = 1
+    """Replay a managed entity from its first revision, page by page.
+
+    Killed in between, its row lacks revisions that the order has passed: it is rebuilt anew.
+    """
     log = record.journal()
-    while page := await log.history(entity, first, 1 << 60, PAGE):
-        rows += [row for row in page if row.stream == "decisions"]
-        first = page[-1].revision + 1
+    first = 1
+    replay.put_back(entity, None)
     with record.lock.held():
-        replay.put_back(entity, None)
-        decisions = replay.run(rows)
-        marker = await the_marker(record)
-        fence = tables.fence(marker, marker.place, marker.journalled)
-        work = await work_of(record, decisions, anew=True)
-        heads = tables.write_heads(decisions)
-        await commit(record, [fence, tables.delete_heads([entity]), *heads, *work])
-        replay.put_back(entity, None)
+        await _rewrite(record, [], [], tables.delete_heads([entity]))
+    while page := await log.history(entity, first, 1 << 60, PAGE):
+        rows = [row for row in page if row.stream == DECISIONS]
+        first = page[-1].revision + 1
+        with record.lock.held():
+            await _replay_page(record, rows, (), replay, _rewrite)
+    replay.put_back(entity, None)
 
 
 async def rebuild_together(
@@ -230,9 +255,11 @@ async def rebuild_together(
         progress(done, done, "replayed anew")
 
 
-async def _rewrite(record: Record, _: Sequence[Row], decisions: Sequence[Decision]) -> None:
+async def _rewrite(
+    record: Record, _: Sequence[Row], decisions: Sequence[Decision], *first: Statement
+) -> None:
     """The rows that decisions lead to, where their bytes stand already and the marker stays."""
     marker = await the_marker(record)
     fence = tables.fence(marker, marker.place, marker.journalled)
     work = await work_of(record, decisions, anew=True)
-    await _project(record, [fence, *tables.write_heads(decisions), *work], decisions)
+    await _project(record, [fence, *first, *tables.write_heads(decisions), *work], decisions)

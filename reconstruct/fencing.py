@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from journal.acceptance import Place
-from journal.control import Authority, Control, Stage
-from journal.errors import EngineError, FileChanged
+from journal.control import Authority, Control, Stage, tip_of
+from journal.errors import EngineError, FileChanged, Refused
+from journal.log import Look
 from journal.record import Record
+from journal.settings import Settings
 from journal.standing import LOGGER
 from journal.store import tables
+
+
+@contextmanager
+def alone(settings: Settings) -> Iterator[None]:
+    """Hold the recovery lock: one step that changes a tenant's standing at a time.
+
+    Raises Refused while another process, or another step of this one, holds it.
+    """
+    path = settings.beside("recovery")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refused(
+                "another recovery of this tenant is at work right now: wait until it has ended"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def at_stage(control: Control, generation: int, stage: Stage = Stage.CLOSED) -> Authority:
     """The authority in force, in another generation and stage."""
     before = control.authority
     return Authority(before.history, generation, stage, before.first, before.digest)
+
+
+def has_only_started(control: Control, look: Look) -> bool:
+    """Whether a recovery has started its history, and nothing was decided in it yet.
+
+    Up to there its steps can be run again as they are. What a reconciliation decided makes a
+    further recovery a new one.
+    """
+    tip = tip_of(control.authority, look.last)
+    return control.last == "history" and tip.sequence < control.authority.first
 
 
 async def open_anew(record: Record) -> None:
@@ -37,6 +74,7 @@ async def raise_in_store(record: Record, generation: int) -> None:
         if (marker.tenant, marker.instance) != (settings.tenant, settings.instance):
             return
         trusted = not record.touched()
+        await record.open_for_writing()
         place = marker.place
         raised = Place(place.history, generation, place.sequence, place.digest)
         await record.store.batch([tables.fence(marker, raised, marker.journalled)])

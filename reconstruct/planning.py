@@ -5,7 +5,7 @@ Reads, never writes. A plan names everything that ``apply`` will do; its ID is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import Struct
 from journal.acceptance import EntityHead
 from journal.control import Control, tip_of
 from journal.data import hash_of
-from journal.detection import Difference, Seen, Verdict, differing_heads, is_torn
+from journal.detection import Seen, Verdict, differing_heads, is_torn
 from journal.errors import Damaged, Invalid, Refused
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle
@@ -24,23 +24,56 @@ from journal.record import Record
 from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
+from reconstruct.cutting import lineage_of
+from reconstruct.orders import Hole, lost_above, size_of
 from reconstruct.replay import Replay
+from reconstruct.salvage import HealingSurvey, survey_healing
+from reconstruct.scratch import scratch
 from reconstruct.working import check_declared
 
 PAGE = 4000
 """Rows in one page and one commit: fewer syncs, and each entity's row written once for many."""
+_DOWN = 500
+"""Rows in one step of a comparison: names and digests, of which few are kept."""
 _UNLIMITED = 1 << 60
+
+STORE = "store"
+"""A plan's direction: the store is brought to what the journal holds."""
+
+JOURNAL = "journal"
+"""The other direction: first the journal is rebuilt from what the store keeps of it."""
 
 Progress = Callable[[int, int, str], None]
 
 
 class LocalOnly(Struct, frozen=True):
-    """A decision that only the store has: it was never acknowledged and will be undone."""
+    """A decision that only the store has: it was never acknowledged and will be undone.
+
+    ``releases`` are the IDs of the releases that it permitted.
+    """
 
     sequence: int
     operation: str
     entity: str
     digest: str
+    action: str = ""
+    version: str | None = None
+    releases: tuple[str, ...] = ()
+
+    @property
+    def permits(self) -> bool:
+        """Whether it decided on a version of some content: to be asked for anew, never assumed."""
+        return self.version is not None or bool(self.releases)
+
+
+class UndoneApproval(Struct, frozen=True):
+    """An approval, or a permission to release, that only the store has: ask for it anew."""
+
+    entity: str
+    version: str | None
+    action: str
+    operation: str
+    releases: tuple[str, ...]
 
 
 class Incomplete(Struct, frozen=True):
@@ -56,11 +89,16 @@ class Incomplete(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """What ``apply`` will do. ``missing`` counts the decisions it will replay.
 
-    ``common`` is the last sequence at which store and journal agree, ``through`` the journal's
-    last; ``fresh_store`` says that a new store file is built because there is none to mend.
+    ``direction`` is what is rebuilt: `store`, or `journal` when that was rewound, and then
+    ``healing`` says from what. ``common`` is the last sequence at which store and journal agree,
+    ``through`` the journal's last; ``fresh_store`` says that a new store file is built because
+    there is none to mend. ``undo`` counts what only the store has, ``undone_approvals`` names what
+    of that approved or permitted something. ``lost`` are sequences that the journal should hold,
+    where more are missing than gaps of entities tell of.
     """
 
     plan: str
+    direction: str
     verdict: str
     detail: str
     history: str
@@ -71,14 +109,20 @@ class Plan(Struct, frozen=True):
     missing: int
     actions: dict[str, int]
     rebuild: list[str]
+    undo: int
     local_only: list[LocalOnly]
+    undone_approvals: list[UndoneApproval]
     incomplete: list[Incomplete]
     fresh_store: bool
+    healing: HealingSurvey | None = None
+    lost: list[Hole] = []
 
     @property
     def exceptions(self) -> int:
-        """What an operator should look at before applying."""
-        return len(self.rebuild) + len(self.local_only) + len(self.incomplete)
+        """What an operator should look at before applying; a rewound journal always is."""
+        healing = 0 if self.healing is None else 1 + self.healing.exceptions
+        named = len(self.rebuild) + len(self.local_only) + len(self.incomplete) + len(self.lost)
+        return named + healing
 
 
 class Base(Struct, frozen=True):
@@ -103,46 +147,60 @@ async def find_base(store: SqliteStore, log: Log, control: Control, seen: Seen) 
             return Base(sequence, ())
     local_only: list[LocalOnly] = []
     while sequence > 0:
-        rows = (await store.read([tables.read_decisions_down(sequence, PAGE)]))[0]
-        page = tables.decisions_of(rows)
-        for decision in page:
-            place = await log.place(decision.sequence)
-            if place is not None and place.digest == decision.digest:
-                return Base(decision.sequence, tuple(reversed(local_only)))
-            local_only.append(_local(decision))
-        if len(page) < PAGE:
+        page = (await store.read([tables.read_envelopes_down(sequence, _DOWN)]))[0]
+        for at, digest, envelope in page:
+            place = await log.place(at)
+            if place is not None and place.digest == digest:
+                return Base(at, tuple(reversed(local_only)))
+            local_only.append(_local(at, digest, bytes(envelope)))
+        if len(page) < _DOWN:
             break
-        sequence = page[-1].sequence - 1
+        sequence = page[-1][0] - 1
     return Base(0, tuple(reversed(local_only)))
+
+
+class _Permitted(Struct):
+    id: str
 
 
 class _Named(Struct):
     entity: str = "unreadable/unreadable"
     operation: str = "unreadable"
+    action: str = "unreadable"
+    version: str | None = None
+    releases: tuple[_Permitted, ...] = ()
 
 
-def _local(decision: tables.StoredDecision) -> LocalOnly:
+def _local(sequence: int, digest: str, envelope: bytes) -> LocalOnly:
     try:
-        named = msgspec.json.decode(decision.text, type=_Named)
+        named = msgspec.json.decode(envelope, type=_Named)
     except msgspec.MsgspecError:
         named = _Named()
-    return LocalOnly(decision.sequence, named.operation, named.entity, decision.digest)
+    return LocalOnly(
+        sequence,
+        named.operation,
+        named.entity,
+        digest,
+        named.action,
+        named.version,
+        tuple(release.id for release in named.releases),
+    )
 
 
-async def find_stale(
-    store: SqliteStore, log: Log, common: int, suspects: Iterable[Difference]
-) -> list[str]:
+async def find_stale(store: SqliteStore, log: Log, common: int) -> list[str]:
     """Entities whose row is not what the journal said at ``common``, by name.
 
     A row that merely lacks later revisions is not stale: the replay brings them.
     """
     stale: list[str] = []
-    for item in suspects:
-        row = tables.heads_of((await store.read([tables.read_heads([item.entity])]))[0]).get(
-            item.entity
-        )
-        if await _is_stale(log, item.entity, row, common):
-            stale.append(item.entity)
+    after = ""
+    while page := await differing_heads(store, log, frozenset(), _DOWN, after):
+        for item in page:
+            found = (await store.read([tables.read_heads([item.entity])]))[0]
+            row = tables.heads_of(found).get(item.entity)
+            if await _is_stale(log, item.entity, row, common):
+                stale.append(item.entity)
+        after = page[-1].entity
     return stale
 
 
@@ -184,13 +242,47 @@ async def find_faulty(log: Log) -> tuple[FlawRow, ...]:
     return tuple(found)
 
 
+async def find_plan(record: Record, progress: Progress = silent) -> Plan:
+    """What a reconstruction would do, of the store or of a journal that was rewound.
+
+    Raises what ``survey`` and ``reconstruct.salvage.survey_healing`` do.
+    """
+    finding, _ = await examine(record, witness=True)
+    if finding.verdict is not Verdict.JOURNAL_REWOUND:
+        return (await survey(record, progress)).plan
+    healing = await survey_healing(record)
+    force = None if record.control is None else record.control.authority
+    known = healing.journal or healing.store
+    plan = Plan(
+        plan="",
+        direction=JOURNAL,
+        verdict=str(finding.verdict),
+        detail=finding.detail,
+        history=(force and force.history) or (known and known.history) or "",
+        generation=0 if force is None else force.generation,
+        begun=record.stop.stands(),
+        common=0 if healing.journal is None else healing.journal.sequence,
+        through=healing.last or (0 if healing.journal is None else healing.journal.sequence),
+        missing=healing.decisions,
+        actions=healing.actions,
+        rebuild=[],
+        undo=0,
+        local_only=[],
+        undone_approvals=[],
+        incomplete=[],
+        fresh_store=False,
+        healing=healing,
+    )
+    return identified(plan)
+
+
 async def survey(record: Record, progress: Progress = silent) -> Survey:
     """Find everything that a reconstruction would do. Changes nothing.
 
     Raises Refused when the verdict leaves nothing to reconstruct from, JournalUnavailable or
     ControlUnreadable.
     """
-    finding, seen = await examine(record)
+    finding, seen = await examine(record, witness=True)
     log = record.journal()
     control = await record.current_control(seen.look)
     if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
@@ -198,20 +290,24 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     base, stale, fresh = await _compare(record, control, seen)
     tip = tip_of(control.authority, seen.look.last)
     replay = Replay(record.lifecycles)
-    undone = {decision.entity for decision in base.local_only}
     faulty = await find_faulty(log)
-    again = set() if fresh else {flaw.entity for flaw in faulty}
-    rebuild = await _with_their_kind(record, log, {*stale, *undone, *again})
+    rebuild: list[str] = []
+    if not fresh:
+        undone = {decision.entity for decision in base.local_only}
+        again = {flaw.entity for flaw in faulty}
+        rebuild = await _with_their_kind(record, log, {*stale, *undone, *again})
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
+    forked = [entity for entity in replay.stops if await log.forks(entity)]
+    if forked:
+        # The order cannot tell which of two decisions in one place counts; their entity can.
+        rebuild = await _with_their_kind(record, log, {*rebuild, *forked})
+    await take_lineages(log, rebuild, replay)
     for entity in rebuild:
         await _rehearse_rebuild(log, entity, replay, record.lifecycles)
-    incomplete = [
-        Incomplete(stop.entity, stop.flaw, stop.revision, stop.through, stop.detail)
-        for stop in sorted(replay.stops.values(), key=lambda stop: stop.entity)
-    ]
     last = seen.look.last
     plan = Plan(
         plan="",
+        direction=STORE,
         verdict=str(finding.verdict),
         detail=finding.detail,
         history=control.authority.history,
@@ -222,12 +318,44 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
         missing=missing,
         actions=actions,
         rebuild=rebuild,
+        undo=len(base.local_only),
         local_only=list(base.local_only),
-        incomplete=incomplete,
+        undone_approvals=[
+            UndoneApproval(item.entity, item.version, item.action, item.operation, item.releases)
+            for item in base.local_only
+            if item.permits
+        ],
+        incomplete=[
+            Incomplete(stop.entity, stop.flaw, stop.revision, stop.through, stop.detail)
+            for stop in sorted(replay.stops.values(), key=lambda stop: stop.entity)
+        ],
         fresh_store=fresh,
+        lost=_lost(log, control, base.common, replay),
     )
+    return Survey(identified(plan), base, faulty)
+
+
+def identified(plan: Plan) -> Plan:
+    """The plan under its ID."""
     identity = sha256(msgspec.json.encode(plan, order="deterministic")).hexdigest()[:16]
-    return Survey(msgspec.structs.replace(plan, plan=identity), base, faulty)
+    return msgspec.structs.replace(plan, plan=identity)
+
+
+def _lost(log: SqliteLog, control: Control, common: int, replay: Replay) -> list[Hole]:
+    """Sequences without a decision, where there are more than the gaps of entities tell of."""
+    lost = lost_above(log.database, control, common)
+    gaps = [stop for stop in replay.stops.values() if stop.flaw is Flaw.GAP]
+    told = sum(stop.revision - stop.through - 1 for stop in gaps)
+    return lost if size_of(lost) > told else []
+
+
+async def take_lineages(log: Log, rebuild: Sequence[str], replay: Replay) -> None:
+    """Let a replay of these entities begin anew, and follow one lineage where there are two."""
+    for entity in rebuild:
+        replay.stops.pop(entity, None)
+        lineage = await lineage_of(log, entity)
+        if lineage is not None:
+            replay.take_lineage(lineage)
 
 
 def is_embedded(record: Record, entity: str) -> bool:
@@ -265,9 +393,9 @@ async def _compare(record: Record, control: Control, seen: Seen) -> tuple[Base, 
         if trusted:
             return base, [], False
         if await is_torn(store, record.journal(), base.common):
-            return _FRESH
-        suspects = await differing_heads(store, record.journal(), frozenset(), _UNLIMITED)
-        stale = set(await find_stale(store, record.journal(), base.common, suspects))
+            # Nothing of it is built on; what can still be read of its own is named all the same.
+            return Base(0, base.local_only), [], True
+        stale = set(await find_stale(store, record.journal(), base.common))
         # A row ahead of the base says what some later decision left; the walk would meet it again.
         ahead = (await store.read([tables.entities_above(base.common)]))[0]
         return base, sorted(stale.union(entity for (entity,) in ahead)), False
@@ -289,26 +417,41 @@ async def _rehearse(
     progress: Progress,
     fresh: bool,
 ) -> tuple[int, dict[str, int]]:
-    """Replay in memory what the store lacks; how many decisions, and how many of each action."""
+    """Replay aside what the store lacks; how many decisions, and how many of each action."""
     missing = 0
     actions: dict[str, int] = {}
     after = base.common
     last = (await record.look()).last
     total = 0 if last is None else last.sequence - after
-    while rows := await log.decisions(after, PAGE):
-        missing += len(rows)
-        after = rows[-1].sequence or after
-        wanted = {row.entity for row in rows} - rebuild - replay.heads.keys()
-        if wanted and not fresh and record.store is not None:
-            statement = tables.read_heads(wanted)
-            replay.load(tables.heads_of((await record.store.read([statement]))[0]))
-        replayed = replay.run(row for row in rows if row.entity not in rebuild)
-        check_declared(record.lifecycles, replayed)
-        for decision in replayed:
-            action = decision.entry.envelope.action
-            actions[action] = actions.get(action, 0) + 1
-        progress(missing, max(total, missing), "planned")
+    store = None if fresh else record.store
+    with scratch() as kept:
+        while rows := await log.decisions(after, PAGE):
+            missing += len(rows)
+            after = rows[-1].sequence or after
+            wanted = {row.entity for row in rows} - rebuild
+            known = kept.read(wanted)
+            fetched = wanted - known.keys()
+            if fetched and store is not None:
+                replay.load(tables.heads_of((await store.read([tables.read_heads(fetched)]))[0]))
+            replay.load(known)
+            for action in _rehearsed(record, rows, rebuild, replay):
+                actions[action] = actions.get(action, 0) + 1
+            kept.write(replay.heads)
+            replay.forget()
+            progress(missing, max(total, missing), "planned")
     return missing, dict(sorted(actions.items()))
+
+
+def _rehearsed(
+    record: Record, rows: Sequence[Row], left_out: Collection[str], replay: Replay
+) -> Iterator[str]:
+    """The actions that are replayed, one after the other: each leaves the data of its entity."""
+    for row in rows:
+        if row.entity in left_out:
+            continue
+        for decision in replay.run([row]):
+            check_declared(record.lifecycles, [decision])
+            yield decision.entry.envelope.action
 
 
 async def _rehearse_rebuild(
@@ -316,22 +459,7 @@ async def _rehearse_rebuild(
 ) -> None:
     first = 1
     while rows := await log.history(entity, first, _UNLIMITED, PAGE):
-        check_declared(lifecycles, replay.run(rows))
+        for row in rows:
+            check_declared(lifecycles, replay.run([row]))
         first = rows[-1].revision + 1
-
-
-def describe(plan: Plan) -> list[str]:
-    """The plan in sentences, most important first."""
-    lines = [f"{plan.missing} decisions to replay, sequence {plan.common} to {plan.through}"]
-    if plan.fresh_store:
-        lines.insert(0, "the store is missing or damaged: a new one is built from the journal")
-    lines += [
-        f"undo {item.operation} of {item.entity} (sequence {item.sequence}): only the store has it"
-        for item in plan.local_only
-    ]
-    lines += [f"rebuild {entity} from its first revision" for entity in plan.rebuild]
-    lines += [
-        f"incomplete: {item.detail}; durable through revision {item.durable_through}"
-        for item in plan.incomplete
-    ]
-    return lines
+    replay.forget()

@@ -9,23 +9,24 @@ history.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from journal.acceptance import beginning
 from journal.control import Authority, Control, Stage
+from journal.detection import Verdict
 from journal.entry import GENESIS
 from journal.errors import EngineError, Refused
 from journal.log import Append, FlawRow
 from journal.record import Record
 from journal.settings import Settings
-from journal.standing import change_control
+from journal.standing import change_control, examine
 from journal.store import tables
+from reconstruct.abandoning import reindex, settle_abandoned
+from reconstruct.announcing import announce
 from reconstruct.applying import (
     commit,
     rebuild_entity,
@@ -35,8 +36,21 @@ from reconstruct.applying import (
     walk,
 )
 from reconstruct.beginning import Begun, Stopped, begin, stop
-from reconstruct.fencing import open_anew, raise_in_store
-from reconstruct.planning import Plan, Progress, Survey, is_embedded, silent, survey
+from reconstruct.completeness import Proof, prove
+from reconstruct.evidence import keep_unseen
+from reconstruct.fencing import alone, has_only_started, open_anew, raise_in_store
+from reconstruct.healing import Healed, heal
+from reconstruct.planning import (
+    LocalOnly,
+    Plan,
+    Progress,
+    Survey,
+    find_plan,
+    is_embedded,
+    silent,
+    survey,
+    take_lineages,
+)
 from reconstruct.reopening import Reopened, reopen
 from reconstruct.replay import Replay
 from reconstruct.snapshots import move_aside
@@ -44,6 +58,7 @@ from reconstruct.snapshots import move_aside
 __all__ = [
     "Applied",
     "Begun",
+    "Consent",
     "Reopened",
     "Stopped",
     "apply",
@@ -57,18 +72,37 @@ GAP_BETWEEN_HISTORIES = 65_537
 """A new history's first sequence is this far beyond the highest known one (R2)."""
 
 
+class Consent(Struct, frozen=True):
+    """What an operator allows by name: undoing up to ``max_undo`` decisions, of this tenant.
+
+    ``tenant`` and ``history`` (the one in force) are named as a safeguard.
+    """
+
+    max_undo: int | None = None
+    tenant: str | None = None
+    history: str | None = None
+
+
 class Applied(Struct, frozen=True):
-    """What ``apply`` did. ``history`` is the new one, ``first_sequence`` where it starts."""
+    """What ``apply`` did. ``history`` is the new one, ``first_sequence`` where it starts.
+
+    ``undone`` counts the decisions that only the store had and this recovery undid,
+    ``undone_operations`` names them. ``actions`` proves, of each kind of action, that nothing was
+    left out. ``healed`` says what came back to a journal that was rewound (None: it was not).
+    """
 
     plan: str
     replayed: int
     rebuilt: int
     undone: int
+    undone_operations: list[LocalOnly]
     incomplete: list[str]
+    actions: dict[str, Proof]
     history: str
     parent: str
     generation: int
     first_sequence: int
+    healed: Healed | None = None
 
 
 # Plan.
@@ -76,7 +110,7 @@ class Applied(Struct, frozen=True):
 
 async def plan(record: Record) -> Plan:
     """What ``apply`` would do now; changes nothing. Raises Refused or JournalUnavailable."""
-    return (await survey(record)).plan
+    return await find_plan(record)
 
 
 # Apply.
@@ -87,30 +121,44 @@ async def apply(
     plan_id: str | None = None,
     principal: str | None = None,
     progress: Progress = silent,
+    consent: Consent | None = None,
+    accept_loss: str | None = None,
 ) -> Applied:
     """Bring the store to what the journal holds, then start a new history.
 
-    Does what the plan says, or refuses when ``plan_id`` names another one. Progress is committed
-    with the rows it describes; interrupted anywhere and run again it ends in the same state (P11).
-    Raises Refused when no recovery has begun, another apply runs, or the plan has changed.
+    A journal that was rewound is healed first; what neither side holds any more is lost only where
+    ``accept_loss`` names that loss. Does what the plan says, or refuses when ``plan_id`` names
+    another one. Progress is committed with the rows it describes; interrupted anywhere and run
+    again it ends in the same state (P11).
+    Raises Refused when no recovery has begun, another apply runs, the plan has changed, more would
+    be undone than ``consent`` allows, or a decision is missing in the end that no gap holds.
     """
-    with _alone(record.settings):
+    with alone(record.settings):
         await open_anew(record)
+        allowed = consent or Consent()
+        healed = await _heal_first(record, plan_id, principal, progress, allowed, accept_loss)
+        if healed is not None:
+            plan_id = None
+        await reindex(record)
         found = await survey(record, progress)
         control = await _require_begun(record)
-        if plan_id is not None and plan_id != found.plan.plan:
-            raise Refused(
-                f"the plan is now {found.plan.plan}, not {plan_id}: look at it again and name it"
-            )
+        _check_plan(found.plan, plan_id)
+        _check_names(record.settings, found.plan, allowed)
+        _check_limit(record.settings, found.plan, allowed)
+        so_far = await announce(record, found, principal)
         # From here on the file is trusted no more, until `reopen` has compared every head.
         record.distrust()
         if found.plan.fresh_store:
             await _fresh_store(record)
+        elif not _fresh_mark(record.settings).exists():
+            await keep_unseen(record, control.authority.generation)
         with record.lock.held():
             await raise_in_store(record, control.authority.generation)
         replay = Replay(record.lifecycles)
         rebuild = found.plan.rebuild
+        await take_lineages(record.journal(), rebuild, replay)
         await undo(record, found.base, rebuild)
+        await settle_abandoned(record)
         anew = _fresh_mark(record.settings).exists()
         replayed = await walk(
             record,
@@ -129,6 +177,7 @@ async def apply(
         if embedded:
             await rebuild_together(record, embedded, replay, progress)
         await _note_flaws(record, replay, found.faulty)
+        proofs = await prove(record, _least(so_far.common, found.base.common))
         control = await _start_history(record, found, principal)
         await _finish(record, control)
         _fresh_mark(record.settings).unlink(missing_ok=True)
@@ -137,33 +186,79 @@ async def apply(
         plan=found.plan.plan,
         replayed=replayed,
         rebuilt=len(rebuild),
-        undone=len(found.base.local_only),
+        undone=so_far.undo,
+        undone_operations=list(so_far.undone),
         incomplete=sorted(replay.stops),
+        actions=proofs,
         history=authority.history,
         parent=control.histories[-1].parent or "",
         generation=authority.generation,
         first_sequence=authority.first,
+        healed=healed,
     )
 
 
-@contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    path = settings.beside("recovery")
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Refused("another recovery of this tenant is being applied right now") from None
-        yield
-    finally:
-        os.close(handle)
+async def _heal_first(
+    record: Record,
+    plan_id: str | None,
+    principal: str | None,
+    progress: Progress,
+    consent: Consent,
+    accept_loss: str | None,
+) -> Healed | None:
+    """Heal a journal that was rewound, as planned; None: there was none."""
+    finding, _ = await examine(record, witness=True)
+    if finding.verdict is not Verdict.JOURNAL_REWOUND:
+        return None
+    if not record.stop.stands():
+        raise Refused("no recovery has begun: run `unrewind recover begin` first")
+    planned = await find_plan(record)
+    _check_plan(planned, plan_id)
+    _check_names(record.settings, planned, consent)
+    return await heal(record, principal, progress, accept_loss)
+
+
+def _check_plan(plan: Plan, named: str | None) -> None:
+    if named is not None and named != plan.plan:
+        raise Refused(f"the plan is now {plan.plan}, not {named}: look at it again and name it")
+
+
+def _check_names(settings: Settings, plan: Plan, consent: Consent) -> None:
+    """Refuse whatever names another tenant or history (R20)."""
+    if consent.tenant not in {None, settings.tenant}:
+        raise Refused(f"this is tenant {settings.tenant}, not {consent.tenant}")
+    if consent.history not in {None, plan.history}:
+        raise Refused(
+            f"the history in force is {plan.history}, not {consent.history}; see unrewind status"
+        )
+
+
+def _check_limit(settings: Settings, plan: Plan, consent: Consent) -> None:
+    """Refuse to undo more than was allowed by name, with the words that would allow it (R18)."""
+    if plan.undo <= settings.max_undo:
+        return
+    needed = (
+        f"--max-undo {plan.undo} --confirm-tenant {settings.tenant} "
+        f"--confirm-history {plan.history}"
+    )
+    what = (
+        f"{plan.undo} decisions that only the store has would be undone, and max_undo is "
+        f"{settings.max_undo}"
+    )
+    if consent.max_undo is None or consent.max_undo < plan.undo:
+        raise Refused(f"{what}: look at `unrewind recover plan`, then allow it with {needed}")
+    if consent.tenant is None or consent.history is None:
+        raise Refused(f"{what}: name the tenant and the history that it ends: {needed}")
+
+
+def _least(announced: int | None, common: int) -> int:
+    return common if announced is None else min(announced, common)
 
 
 async def _require_begun(record: Record) -> Control:
-    control = await record.current_control(await record.look())
-    started = control.last == "history"
-    if control.begun is None and not started:
+    look = await record.look()
+    control = await record.current_control(look)
+    if control.begun is None and not has_only_started(control, look):
         raise Refused("no recovery has begun: run `unrewind recover begin` first")
     return control
 
@@ -207,6 +302,7 @@ async def _start_history(record: Record, found: Survey, principal: str | None) -
         last = look.last
         known = [
             control.authority.first - 1,
+            control.highest,
             marker.place.sequence,
             0 if last is None else last.sequence,
             *(item.sequence for item in found.base.local_only),
@@ -230,11 +326,16 @@ async def _start_history(record: Record, found: Survey, principal: str | None) -
 
 
 async def _finish(record: Record, control: Control) -> None:
-    """Put the store at the beginning of the history in force."""
+    """Put the store at the beginning of the history in force, with its copy of control.
+
+    Without the entry that started it, decisions of that history could not heal a journal.
+    """
+    entries = [row.entry() for row in await record.journal().control()]
     with record.lock.held():
         marker = await the_marker(record)
         force = control.authority
         place = beginning(force.history, force.generation, force.first, force.digest)
         if marker.place == place:
             return
-        await commit(record, [tables.fence(marker, place, place.sequence)])
+        fence = tables.fence(marker, place, place.sequence)
+        await commit(record, [fence, tables.copy_control(entries)])

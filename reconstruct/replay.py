@@ -2,7 +2,7 @@
 
 Pure. A replay applies recorded outcomes: the state that the envelope names, and the data that the
 bodies merge to, which must hash to the recorded value. What does not is *divergent*; it and every
-flaw of a chain stop their entity and nobody else's.
+flaw of a chain stop their entity and nobody else's. What was abandoned is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,17 @@ class Stop(Struct, frozen=True):
     detail: str
 
 
+class Lineage(Struct, frozen=True):
+    """What is followed of an entity in whose history two decisions stand in one place.
+
+    ``digests`` are those of the decisions up to the last one that parent links decide on; where
+    they decide nothing, those before the fork.
+    """
+
+    digests: frozenset[str]
+    stop: Stop
+
+
 class Replay:
     """Replays rows in order over heads that the caller loads, page by page.
 
@@ -41,6 +52,7 @@ class Replay:
         self.heads: dict[str, EntityHead] = {}
         self.stops: dict[str, Stop] = {}
         self.held: dict[str, int] = {}
+        self.lineages: dict[str, frozenset[str]] = {}
         self._owners = {kind: lifecycle.owner for kind, lifecycle in lifecycles.items()}
 
     def load(self, heads: Mapping[str, EntityHead]) -> None:
@@ -55,7 +67,10 @@ class Replay:
         """The decisions that these rows add, in order."""
         decisions: list[Decision] = []
         for row in rows:
-            if row.entity in self.stops:
+            if row.dropped:
+                continue
+            lineage = self.lineages.get(row.entity)
+            if row.entity in self.stops if lineage is None else row.digest not in lineage:
                 self.held[row.entity] += 1
                 continue
             try:
@@ -66,6 +81,13 @@ class Replay:
             self.heads[row.entity] = head_after(decision)
             decisions.append(decision)
         return decisions
+
+    def take_lineage(self, lineage: Lineage) -> None:
+        """Follow one lineage of an entity that has two; it ends as a fork, wherever that leads."""
+        stop = lineage.stop
+        self.lineages[stop.entity] = lineage.digests
+        self.stops[stop.entity] = stop
+        self.held[stop.entity] = 0
 
     def put_back(self, entity: str, head: EntityHead | None) -> None:
         """Put an entity where it stood before; None: before its first decision."""
@@ -83,11 +105,13 @@ class Replay:
     def become(self, other: Replay) -> None:
         """Stand where ``other`` stood when it was copied."""
         self.heads, self.stops, self.held = dict(other.heads), dict(other.stops), dict(other.held)
+        self.lineages = dict(other.lineages)
 
     def stop(self, entity: str, flaw: Flaw, revision: int, detail: str, held: int = 1) -> None:
         """End an entity's replay before ``revision``, which holds back ``held`` entries so far."""
         head = self.heads.get(entity)
         through = 0 if head is None else min(head.revision, revision - 1)
+        self.lineages.pop(entity, None)
         self.stops[entity] = Stop(entity, flaw, revision, through, detail)
         self.held[entity] = held
 

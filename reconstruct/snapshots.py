@@ -12,8 +12,9 @@ from journal.acceptance import Place
 from journal.clock import SystemClock
 from journal.control import ControlUnreadable
 from journal.errors import EngineError, JournalUnavailable, Refused
+from journal.files import write_seen
 from journal.locks import Presence
-from journal.record import Record, write_seen
+from journal.record import Record
 from journal.settings import Settings
 from journal.sqlite import Database, stamp_of, sync_directory, sync_file
 from journal.store import tables

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from journal.abandonment import Cuts
 from journal.control import ControlUnreadable
 from journal.detection import Verdict, differing_heads
 from journal.entry import read
 from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable
 from journal.history import Flaw
 from journal.log import FIRST_FLAW
+from journal.log.sqlite import SqliteLog
+from journal.log.writing import dropped_by
 from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Statement
 from journal.sqlite import Database
 from journal.store import tables
 from journal.worker import drive
+from reconstruct.orders import holes, unexplained
 from reconstruct.walking import Finding, Progress, Walked, nothing, verify_journal
 
 MAX_FINDINGS = 10_000
+
+
+class CutOff(Struct, frozen=True):
+    """A history that was abandoned: no finding, and said all the same.
+
+    ``dropped`` counts the entries that are evidence alone since, those of earlier abandonments of
+    the entity among them.
+    """
+
+    entity: str
+    through: int
+    since: str
+    dropped: int
+    detail: str
 
 
 class Report(Struct, frozen=True):
@@ -29,6 +47,7 @@ class Report(Struct, frozen=True):
 
     ``verdict`` is `clean`, the verdict of the comparison between store and journal, or the worst
     kind among the findings. ``state_digest`` is over the store's rows (None: no readable store).
+    ``abandoned`` says which histories were cut off; what was abandoned is no finding.
     """
 
     verdict: str
@@ -36,6 +55,7 @@ class Report(Struct, frozen=True):
     entities: int
     findings: list[Finding]
     state_digest: str | None
+    abandoned: list[CutOff] = []
 
 
 def verify(settings: Settings, progress: Progress | None = None) -> Report:
@@ -46,7 +66,9 @@ def verify(settings: Settings, progress: Progress | None = None) -> Report:
     walked: Walked | Damaged | None = None
     if settings.journal_file.exists():
         try:
-            walked = verify_journal(settings.journal_file, settings.tenant, progress or nothing)
+            walked = verify_journal(
+                settings.journal_file, settings.tenant, progress or nothing, _cuts(settings)
+            )
         except Damaged as error:
             walked = error
         except EngineError as error:
@@ -59,6 +81,36 @@ def verify(settings: Settings, progress: Progress | None = None) -> Report:
         drive(record.close())
 
 
+def _cuts(settings: Settings) -> Cuts:
+    """What control says was abandoned; nothing where it cannot be read, which is a finding then.
+
+    Its files are closed again: the walk forks.
+    """
+    record = Record(settings, read_only=True)
+    try:
+        drive(record.open())
+        return drive(record.read_control()).abandoned
+    except (ControlUnreadable, JournalUnavailable):
+        return {}
+    finally:
+        drive(record.close())
+
+
+def _cut_off(record: Record, walked: Walked) -> list[CutOff]:
+    cuts = _cuts_in(record)
+    return [
+        CutOff(
+            cut.entity,
+            cut.through,
+            cut.since,
+            walked.dropped.get(cut.entity, 0),
+            f"{cut.entity} goes on from revision {cut.through} since {cut.since}: {cut.reason}",
+        )
+        for entity in sorted(cuts)
+        for cut in cuts[entity]
+    ]
+
+
 def _report(record: Record, walked: Walked | Damaged | None) -> Report:
     finding, _ = drive(record.examine())
     if record.log is None or walked is None:
@@ -67,7 +119,12 @@ def _report(record: Record, walked: Walked | Damaged | None) -> Report:
     try:
         if isinstance(walked, Damaged):
             raise walked
-        findings = [*walked.findings, *_order_findings(record), *_known_flaws(record)]
+        findings = [
+            *walked.findings,
+            *_order_findings(record),
+            *_index_findings(record),
+            *_known_flaws(record),
+        ]
     except Damaged as error:
         findings = [Finding(Flaw.MISMATCH, f"the journal's file is damaged: {error}")]
         return Report(str(Flaw.MISMATCH), 0, 0, findings, _state_digest(record))
@@ -81,7 +138,12 @@ def _report(record: Record, walked: Walked | Damaged | None) -> Report:
     elif findings:
         verdict = min((item.kind for item in findings), key=_severity)
     return Report(
-        verdict, walked.entries, walked.entities, findings[:MAX_FINDINGS], _state_digest(record)
+        verdict,
+        walked.entries,
+        walked.entities,
+        findings[:MAX_FINDINGS],
+        _state_digest(record),
+        _cut_off(record, walked),
     )
 
 
@@ -93,67 +155,32 @@ def _severity(kind: str) -> int:
 
 
 def _order_findings(record: Record) -> list[Finding]:
-    """Holes in the positions, and in the sequences of each order."""
+    """Holes in the positions, and in the sequences of each order, that nothing explains."""
+    found = holes(_log(record), record.control)
+    return [hole.finding() for hole in unexplained(found, _cuts_in(record))]
+
+
+def _index_findings(record: Record) -> list[Finding]:
+    """Where the journal's index of dropped entries is not what its control says."""
     database = _log(record)
-    findings = []
-    count, last = database.read(
-        [Statement("SELECT count(*), coalesce(max(position), 0) FROM entries")]
-    )[0][0]
-    if count != last:
-        findings += _holes(
-            database,
-            "SELECT position AS at, lag(position, 1, 0) OVER (ORDER BY position) AS before"
-            " FROM entries",
-            "position",
-        )
-    counts = database.read(
-        [
-            Statement(
-                "SELECT stream, lower(hex(history)), count(*), min(sequence), max(sequence)"
-                " FROM entries WHERE stream IN ('decisions', 'control')"
-                " AND sequence IS NOT NULL GROUP BY stream, history"
-            )
-        ]
-    )[0]
-    firsts: dict[str, int] = (
-        {}
-        if record.control is None
-        else {item.history: item.first for item in record.control.histories}
-    )
-    for stream, history, number, least, most in counts:
-        if stream == "control":
-            continue
-        first = firsts.get(history) or least
-        if most - first + 1 != number:
-            findings += _holes(
-                database,
-                "SELECT sequence AS at, lag(sequence, 1, ?) OVER (ORDER BY sequence) AS before"
-                " FROM entries WHERE stream = 'decisions' AND history = ?",
-                "sequence",
-                first - 1,
-                bytes.fromhex(history),
-            )
-    return findings
-
-
-def _holes(database: Database, query: str, what: str, *parameters: Any) -> list[Finding]:
-    rows = database.read(
-        [
-            Statement(
-                f"SELECT before, at FROM ({query}) WHERE at > before + 1 LIMIT 1000", parameters
-            )
-        ]
-    )[0]
+    control = record.control
+    if control is None:
+        return []
+    wanted: set[int] = set()
+    for cuts in control.abandoned.values():
+        for cut in cuts:
+            wanted |= {position for (position,) in database.read([dropped_by(cut)])[0]}
+    indexed = set(_log_port(record).dropped())
+    if wanted == indexed:
+        return []
+    wrong = sorted(wanted ^ indexed)
     return [
         Finding(
-            str(Flaw.GAP),
-            f"{what} {before + 1} is missing"
-            if at == before + 2
-            else f"{what}s {before + 1} to {at - 1} are missing",
-            position=before + 1 if what == "position" else None,
-            sequence=before + 1 if what == "sequence" else None,
+            "index",
+            f"{len(wrong)} entries are dropped and not in the index of those, or the other way "
+            f"round, from position {wrong[0]} on; `unrewind recover begin` and `apply` index anew",
+            position=wrong[0],
         )
-        for before, at in rows
     ]
 
 
@@ -226,7 +253,10 @@ def _byte_findings(record: Record) -> list[Finding]:
         "SELECT sequence, digest, CAST(envelope AS BLOB), body FROM unrewind_decisions"
         " ORDER BY sequence"
     )
+    gone = _gone(record)
     for sequence, digest, text, body in record.store.database.stream(query):
+        if sequence in gone:
+            continue
         fault = None
         try:
             if bytes.fromhex(read(bytes(text), bytes(body)).digest) != digest:
@@ -253,10 +283,33 @@ def _byte_findings(record: Record) -> list[Finding]:
     return findings
 
 
-def _log(record: Record) -> Database:
+def _gone(record: Record) -> set[int]:
+    """Sequences at which the journal holds what was damaged when it was abandoned."""
+    digests = [
+        digest for cuts in _cuts_in(record).values() for cut in cuts for digest in cut.unreadable
+    ]
+    if not digests:
+        return set()
+    query = Statement(
+        "SELECT sequence FROM entries WHERE stream = 'decisions'"
+        " AND lower(hex(digest)) IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(digests).decode(),),
+    )
+    return {sequence for (sequence,) in _log(record).read([query])[0]}
+
+
+def _cuts_in(record: Record) -> Cuts:
+    return {} if record.control is None else record.control.abandoned
+
+
+def _log_port(record: Record) -> SqliteLog:
     if record.log is None:
         raise JournalUnavailable
-    return record.log.database
+    return record.log
+
+
+def _log(record: Record) -> Database:
+    return _log_port(record).database
 
 
 def _state_digest(record: Record) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from hashlib import sha256
@@ -19,6 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from journal import history as histories
+from journal.abandonment import Cuts, dropping
+from journal.control import Abandoned
 from journal.entry import Predecessor
 from journal.errors import Damaged
 from journal.history import Flaw, Head, Link
@@ -56,6 +58,8 @@ class Walked(Struct, frozen=True):
     entries: int
     entities: int
     findings: list[Finding]
+    dropped: Mapping[str, int] = {}
+    """Entries that were abandoned, by entity."""
 
 
 class _BodyFields(Struct, gc=False):
@@ -84,20 +88,27 @@ def nothing(_done: int, _total: int, _what: str) -> None:
 
 
 def walk(
-    path: Path, tenant: str, low: str = "", high: str = _END, progress: Progress = nothing
+    path: Path,
+    tenant: str,
+    low: str = "",
+    high: str = _END,
+    progress: Progress = nothing,
+    cuts: Cuts | None = None,
 ) -> Walked:
     """Check every entry of the entities in [low, high): digest, columns, body, chain.
 
-    The file is mapped into memory: reading by entity jumps about in it, and this halves the cost.
+    Entries that ``cuts`` dropped are no part of a chain; their bytes are checked all the same,
+    unless they were damaged when they were abandoned. The file is mapped into memory: reading by
+    entity jumps about in it, and this halves the cost.
     """
     database = Database(path, read_only=True)
     try:
         database.connection.execute(f"PRAGMA mmap_size={_MAPPED}")
         try:
-            return _walk(database, tenant, low, high, progress)
+            return _walk(database, tenant, low, high, progress, cuts or {})
         except Damaged:
             database.tolerate()
-            return _walk(database, tenant, low, high, progress)
+            return _walk(database, tenant, low, high, progress, cuts or {})
     finally:
         database.close()
 
@@ -127,8 +138,12 @@ class _Entity:
         return _chain_findings(self.name, self.head, self.links) if self.links else iter(())
 
 
-def _walk(database: Database, tenant: str, low: str, high: str, progress: Progress) -> Walked:
+def _walk(
+    database: Database, tenant: str, low: str, high: str, progress: Progress, all_cuts: Cuts
+) -> Walked:
     findings: list[Finding] = []
+    dropped: dict[str, int] = {}
+    cuts: Sequence[Abandoned] = ()
     entries = entities = 0
     current = _Entity("")
     # The last sound link, in plain variables: this loop runs for every entry of the journal.
@@ -142,6 +157,7 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
             findings.extend(current.findings())
             current = _Entity(name)
             last_digest, last_history, last, last_before = "", "", 0, None
+            cuts = all_cuts.get(name, ())
             entities += not name.startswith(_OURS)
         history = hexes.get(raw_history) or hexes.setdefault(raw_history, raw_history.hex())
         digest = sha256(b"\0" + text).hexdigest()
@@ -161,7 +177,18 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
             or fields.history != history
             or fields.tenant != tenant
         ):
-            findings.append(_mismatch(row, fields, tenant))
+            fault: Finding | None = _mismatch(row, fields, tenant)
+        else:
+            fault = None
+        if cuts:
+            cut = dropping(cuts, revision, history, raw_digest.hex())
+            if cut is not None:
+                dropped[name] = dropped.get(name, 0) + 1
+                if fault is not None and raw_digest.hex() not in cut.unreadable:
+                    findings.append(fault)
+                continue
+        if fault is not None:
+            findings.append(fault)
         before = None if fields is None else fields.predecessor
         if not current.links:
             # What cannot be read is a mismatch already; the next entry says whether it fits.
@@ -182,7 +209,7 @@ def _walk(database: Database, tenant: str, low: str, high: str, progress: Progre
         if entries % _REPORT_EVERY == 0:
             progress(entries, 0, "entries verified")
     findings.extend(current.findings())
-    return Walked(entries, entities, findings)
+    return Walked(entries, entities, findings, dropped)
 
 
 def _mismatch(row: tuple[Any, ...], fields: _Fields | None, tenant: str) -> Finding:
@@ -221,7 +248,9 @@ def _chain_findings(entity: str, head: Head, links: list[Link]) -> Iterator[Find
         )
 
 
-def verify_journal(path: Path, tenant: str, progress: Progress = nothing) -> Walked:
+def verify_journal(
+    path: Path, tenant: str, progress: Progress = nothing, cuts: Cuts | None = None
+) -> Walked:
     """Walk the whole journal, over two processes when it is large.
 
     The second one is forked, which is safe only while this process has one thread. Raises Damaged
@@ -239,15 +268,21 @@ def verify_journal(path: Path, tenant: str, progress: Progress = nothing) -> Wal
     finally:
         database.close()
     if middle is None:
-        return walk(path, tenant, progress=lambda done, _, what: progress(done, total, what))
+        return walk(
+            path,
+            tenant,
+            progress=lambda done, _, what: progress(done, total, what),
+            cuts=cuts,
+        )
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        other = pool.submit(walk, path, tenant, middle, _END)
+        other = pool.submit(walk, path, tenant, middle, _END, nothing, cuts)
         mine = walk(
             path,
             tenant,
             "",
             middle,
             lambda done, _, what: progress(min(2 * done, total), total, what),
+            cuts,
         )
         try:
             theirs = other.result()
@@ -258,4 +293,5 @@ def verify_journal(path: Path, tenant: str, progress: Progress = nothing) -> Wal
         mine.entries + theirs.entries,
         mine.entities + theirs.entities,
         [*mine.findings, *theirs.findings],
+        {**mine.dropped, **theirs.dropped},
     )

@@ -16,6 +16,7 @@ from journal.release import is_report
 from journal.sql import Rows
 from journal.store import work as works
 from journal.work import Status, Work
+from reconstruct.cut_releases import cuts_at, dropped_by, settled
 
 
 def check_declared(lifecycles: Mapping[str, Lifecycle], decisions: Iterable[Decision]) -> None:
@@ -58,11 +59,17 @@ async def work_of(
     for row in before.values():
         by_entity[row.entity or ""][row.id] = row
     changed: dict[str, Work] = {}
+    cuts = await cuts_at(record)
     for decision in concerned:
         rows = by_entity[decision.entry.envelope.entity]
         after = fold(rows, decision.entry, decision.data, record.rules)
         rows.update(after)
         changed.update(after)
+        cut = cuts.get(decision.entry.digest)
+        if cut is not None:
+            after = settled(record, rows, cut, await dropped_by(record, cut))
+            rows.update(after)
+            changed.update(after)
     now = record.clock.now()
     changed = {identity: _cut_off(row, now) for identity, row in changed.items()}
     if anew:

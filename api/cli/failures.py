@@ -22,6 +22,7 @@ from journal.errors import (
     Invalid,
     JournalUnavailable,
     LockHeld,
+    NewerFormat,
     NotFound,
     Recovering,
     SettingsInvalid,
@@ -49,6 +50,7 @@ _USAGE_ERRORS = (Invalid, NotFound, SettingsInvalid)
 _NEXT_STEPS: tuple[tuple[type[UnrewindError], str], ...] = (
     (ControlUnreadable, "look with `unrewind status`; the journal's file needs a person"),
     (Recovering, "look with `unrewind status`; an operator recovers with `unrewind recover begin`"),
+    (NewerFormat, "operations keep their IDs until then"),
     (JournalUnavailable, "repeat later with the same operation ID; `unrewind status` says more"),
     (LockHeld, "then repeat"),
 )

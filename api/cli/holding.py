@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from journal.control import ControlUnreadable, Running
 from journal.errors import JournalUnavailable
+from journal.holding import Limits, limits_of
 from journal.inquiry import WorkView
 from journal.lanes import Effect
 from journal.record import Record
@@ -17,10 +18,14 @@ _FINDINGS = frozenset({Status.UNKNOWN, Status.DEAD})
 
 
 class Holds(Struct, frozen=True):
-    """Why lanes give out nothing: each by its name, and all external ones at once."""
+    """Why work is not picked up: lanes by name, all external ones at once, and what control limits.
+
+    ``limits`` None: control cannot be read, or the tenant is closed.
+    """
 
     lanes: dict[str, str] = {}
     effects: str | None = None
+    limits: Limits | None = None
 
     def reason(self, view: WorkView) -> str | None:
         """What keeps waiting work from being picked up; None: nothing does."""
@@ -29,8 +34,15 @@ class Holds(Struct, frozen=True):
         if view.step.startswith(_HELD):
             return view.step
         reason = self.lanes.get(view.lane)
-        if reason is None and view.effect == Effect.EXTERNAL:
+        external = view.effect == Effect.EXTERNAL
+        if reason is None and external:
             reason = self.effects
+        if reason is None and self.limits is not None:
+            # Which action asked for a command its step says, once it was set aside.
+            action = view.kind if external else ""
+            reason = self.limits.stop_of(view.entity, action)
+            if reason is None and external:
+                reason = self.limits.of_release(view.lane, view.id)
         return None if reason is None else f"{_HELD}: {reason}"
 
     def finds(self, view: WorkView) -> bool:
@@ -53,7 +65,8 @@ async def read_holds(record: Record) -> Holds:
     if record.stop.stands():
         reason = record.stop.facts().get("reason", "it was stopped by an operator")
         return Holds(lanes, f"the tenant is closed: {reason}")
-    return Holds(lanes, None if stage.effects else f"the tenant's stage is {stage}")
+    effects = None if stage.effects else f"the tenant's stage is {stage}"
+    return Holds(lanes, effects, limits_of(control))
 
 
 def next_step(view: WorkView, holds: Holds, settings: Settings) -> str:
@@ -92,6 +105,10 @@ def next_step(view: WorkView, holds: Holds, settings: Settings) -> str:
 def _release(view: WorkView, held: str) -> str:
     if held.startswith(f"{_HELD}: lane {view.lane} is "):
         return f"{held}; `unrewind lanes resume {view.lane}` lets it go on"
+    stopped, found, _ = held.partition(" is stopped: ")
+    if found:
+        name = stopped.removeprefix(f"{_HELD}: ")
+        return f"{held}; `unrewind resume {name}` lets it go on"
     return held
 
 

@@ -114,7 +114,7 @@ def pause(lane: str, reason: str) -> int:
     """Give out nothing more of a lane. What is under way goes on to its end."""
     with writing(settings()) as record:
         state = drive(handling.set_lane(record, lane, Running.PAUSED, reason, principal()))
-    return _tell_lane(lane, state)
+    return tell_lane(lane, state)
 
 
 @lanes.command("resume", epilog=examples("unrewind lanes resume payout"))
@@ -127,7 +127,7 @@ def resume(lane: str, reason: str) -> int:
     """Let a lane go on that was paused or switched off."""
     with writing(settings()) as record:
         state = drive(handling.set_lane(record, lane, Running.ON, reason, principal()))
-    return _tell_lane(lane, state)
+    return tell_lane(lane, state)
 
 
 @lanes.command(
@@ -146,10 +146,11 @@ def off(lane: str, discard: bool, reason: str) -> int:
         state = drive(
             handling.set_lane(record, lane, Running.OFF, reason, principal(), discard=discard)
         )
-    return _tell_lane(lane, state)
+    return tell_lane(lane, state)
 
 
-def _tell_lane(lane: str, state: LaneState) -> int:
+def tell_lane(lane: str, state: LaneState) -> int:
+    """Print what was said about a lane last."""
     if flags().json:
         print_json(state)
     else:

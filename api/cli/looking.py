@@ -7,9 +7,9 @@ import rich_click as click
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, check_known
-from api.output import print_facts, print_json, print_line, print_rows
+from api.output import plain, print_facts, print_json, print_line, print_rows
 from api.progress import shown
-from journal import feed, reading
+from journal import feed, reading, tracing
 from journal.control import Stage
 from journal.status import Status
 from journal.status import status as look_at
@@ -48,6 +48,9 @@ def _show_status(found: Status) -> None:
         ("gaps", found.gaps),
         ("pending", found.pending),
     ]
+    if found.witness is not None:
+        saw = found.witness
+        facts.append(("witness", f"{saw.position} entries at {saw.at}, {saw.behind} behind"))
     if found.stopped is not None:
         facts.append(("stopped", f"{found.stopped.get('reason')}, at {found.stopped.get('at')}"))
     facts += [("not covered", sentence) for sentence in found.failure_scope]
@@ -106,7 +109,7 @@ def history(entity: str, first: int, limit: int) -> int:
 
     Works in any stage. Ends with 1 when the history is incomplete.
     """
-    view = ask(settings(), reading.read_history, entity, first, limit)
+    view = ask(settings(), tracing.read_history, entity, first, limit)
     if flags().json:
         print_json(view)
     else:
@@ -130,7 +133,10 @@ def history(entity: str, first: int, limit: int) -> int:
             print_line(f"incomplete: {flaw.detail}; durable through {flaw.durable_through}")
         if view.next is not None:
             print_line(f"more: --first {view.next}")
-    whole = view.complete and all(step.flaw is None for step in view.revisions)
+        for cut in view.abandoned:
+            print_line(plain(f"abandoned above revision {cut.through}, {cut.since}: {cut.reason}"))
+    known = {None, reading.ABANDONED}
+    whole = view.complete and all(step.flaw in known for step in view.revisions)
     return Code.FINE if whole else Code.FINDINGS
 
 
@@ -160,4 +166,6 @@ def verify() -> int:
         )
         for item in report.findings:
             print_line(f"{item.kind}: {item.detail}")
+        for cut in report.abandoned:
+            print_line(plain(f"abandoned: {cut.detail}"))
     return Code.FINDINGS if report.findings or report.verdict not in _SOUND else Code.FINE

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from api.cli.failures import guarded
 from journal.errors import SettingsInvalid
-from journal.settings import Settings, load
+from journal.settings import Settings, config_file, load
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +47,12 @@ def settings(**overrides: Any) -> Settings:
     if loaded.home.exists() and not loaded.home.is_dir():
         raise SettingsInvalid(f"{loaded.data} is not a directory; name one with --data")
     return loaded
+
+
+def configuration() -> Path | None:
+    """The configuration file that the settings were read from; None: there is none."""
+    path = config_file(flags().config)
+    return path if path.is_file() else None
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -156,13 +162,35 @@ CONFIGURATION = click.RichHelpConfiguration(
             {"name": "Decisions", "commands": ["serve", "token", "accept", "import"]},
             {
                 "name": "Effects",
-                "commands": ["releases", "commands", "lanes", "dead-letters", "dispatch", "sweep"],
+                "commands": [
+                    "releases",
+                    "commands",
+                    "lanes",
+                    "dead-letters",
+                    "dispatch",
+                    "sweep",
+                    "stop",
+                    "resume",
+                    "stops",
+                ],
             },
             {
                 "name": "Looking",
-                "commands": ["status", "gaps", "history", "where", "observations", "verify"],
+                "commands": [
+                    "status",
+                    "gaps",
+                    "history",
+                    "where",
+                    "operations",
+                    "observations",
+                    "verify",
+                ],
             },
-            {"name": "After a rewind", "commands": ["snapshot", "restore", "recover"]},
+            {"name": "Upgrading", "commands": ["migrate"]},
+            {
+                "name": "After a rewind",
+                "commands": ["snapshot", "restore", "recover", "evidence", "drill"],
+            },
         ]
     },
 )

@@ -24,7 +24,7 @@ _PROBLEM = "application/problem+json"
 _MOST_SHOWN = 200
 
 # Problems of which the server promises that nothing was stored and nothing waits.
-_NOTHING_TAKEN = frozenset({"overloaded", "request-timeout"})
+_NOTHING_TAKEN = frozenset({"overloaded", "request-timeout", "held"})
 
 # Refusals before which the server looked the operation ID up: nothing stood under it.
 LOOKED_UP = frozenset({"revision-mismatch", "transition-refused", "operation-reused"})

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct, json
 
 from journal.acceptance import Place
-from journal.control import Authority
+from journal.control import Abandoned, Authority
 from journal.entry import Entry, check_body, digest_of, read_envelope
 from journal.errors import EngineError, Invalid
 from journal.history import Flaw, Head, Link
@@ -52,7 +52,10 @@ class Look(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True, gc=False):
-    """A stored entry with the indexed columns that must repeat its envelope."""
+    """A stored entry with the indexed columns that must repeat its envelope.
+
+    One that is ``dropped`` was abandoned: it is evidence, and no decision any more.
+    """
 
     position: int
     stream: str
@@ -64,6 +67,7 @@ class Row(Struct, frozen=True, gc=False):
     digest: str
     text: bytes
     body: bytes
+    dropped: bool = False
 
     def entry(self) -> Entry:
         """The entry, checked against digest, columns and body. Raises Invalid on a mismatch."""
@@ -144,7 +148,8 @@ class Rival(Struct, frozen=True):
 class Append(Struct, frozen=True):
     """What one append writes, all or nothing.
 
-    ``chains`` and ``flaws`` replace what stood for the entities in ``settled``.
+    ``chains`` and ``flaws`` replace what stood for the entities in ``settled``. ``drops`` puts the
+    entries that were abandoned into the index of what is dropped; ``anew`` empties it first.
     """
 
     entries: Sequence[tuple[str, Entry]] = ()
@@ -153,10 +158,16 @@ class Append(Struct, frozen=True):
     chains: Sequence[EntityChain] = ()
     settled: Sequence[str] = ()
     flaws: Sequence[FlawRow] = ()
+    drops: Sequence[Abandoned] = ()
+    anew: bool = False
 
 
 class Log(Protocol):
-    """A journal engine."""
+    """A journal engine.
+
+    Dropped entries are in the orders that they were appended to, marked, and in no entity's history
+    unless they are asked for.
+    """
 
     async def look(self) -> Look:
         """Where the log stands now."""
@@ -183,14 +194,22 @@ class Log(Protocol):
     async def place(self, sequence: int) -> Place | None:
         """What stands at a sequence of the one order."""
 
-    async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
-        """An entity's entries from revision ``first`` through ``last``, in order."""
+    async def history(
+        self, entity: str, first: int, last: int, limit: int, *, dropped: bool = False
+    ) -> list[Row]:
+        """An entity's entries from revision ``first`` through ``last``, in order.
+
+        With ``dropped`` also those that were abandoned, beside those that took their place.
+        """
 
     async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
         """Links and states of an entity's entries, every one checked; without their bodies.
 
         Raises Invalid for an entry that is damaged.
         """
+
+    async def forks(self, entity: str) -> bool:
+        """Whether two of an entity's entries stand at one revision."""
 
     async def newest(self, entity: str) -> Row | None:
         """An entity's entry with the highest revision."""

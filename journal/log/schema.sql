@@ -1,5 +1,5 @@
 -- The journal. Format 1. Entries and rivals are evidence: they are never changed.
--- authority, chains and flaws are derived from them and can be rebuilt.
+-- authority, chains, flaws and dropped are derived from them and can be rebuilt.
 
 CREATE TABLE IF NOT EXISTS entries (
   position  INTEGER PRIMARY KEY,
@@ -68,3 +68,7 @@ CREATE TABLE IF NOT EXISTS flaws (
   detail  TEXT NOT NULL,
   PRIMARY KEY (entity, first, flaw, digests)
 ) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS dropped (
+  position INTEGER PRIMARY KEY      -- an entry that was abandoned: evidence, no decision
+);

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import msgspec
 
 from journal.acceptance import Place
-from journal.control import Authority, Stage
+from journal.control import Abandoned, Authority, Stage
 from journal.entry import read
-from journal.errors import Damaged
+from journal.errors import Damaged, EngineError
 from journal.history import Flaw, Head, Link, link_of
 from journal.log import (
     PAGE_BYTES,
@@ -27,14 +28,16 @@ from journal.log import (
     Rival,
     Row,
 )
-from journal.sql import Result, Rows, Statement
+from journal.log.writing import dropped_by, statements_of
+from journal.sql import Result, Statement
 from journal.sqlite import Database
 
 _COLUMNS = (
     "position, stream, sequence, lower(hex(history)), entity, revision, operation,"
     " lower(hex(digest)), CAST(envelope AS BLOB), body"  # a flipped bit may leave no text
 )
-_FROM = f"SELECT {_COLUMNS} FROM entries"
+_DROPPED = "EXISTS (SELECT 1 FROM dropped WHERE dropped.position = entries.position)"
+_HAS_INDEX = Statement("SELECT count(*) FROM sqlite_master WHERE name = 'dropped'")
 _LOOK = Statement(
     "SELECT coalesce((SELECT max(position) FROM entries), 0),"
     " a.history, a.generation, a.stage, a.first, a.digest,"
@@ -46,6 +49,7 @@ _LOOK = Statement(
     "   FROM entries WHERE stream = 'decisions' AND sequence IS NOT NULL"
     "   ORDER BY sequence DESC LIMIT 1) t"
 )
+_STAGES = frozenset(Stage)
 _HEADS = """
 WITH RECURSIVE named (entity) AS (
   SELECT min(entity) FROM entries WHERE entity > ?
@@ -53,12 +57,13 @@ WITH RECURSIVE named (entity) AS (
   SELECT (SELECT min(entity) FROM entries WHERE entity > named.entity)
     FROM named WHERE named.entity IS NOT NULL LIMIT ?
 )
-SELECT e.entity, e.revision, lower(hex(e.digest)),
+SELECT named.entity, e.revision, lower(hex(e.digest)),
   CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.outcome.data') END, e.stream
-FROM named JOIN entries e ON e.position = (
-  SELECT position FROM entries WHERE entity = named.entity
+FROM named LEFT JOIN entries e ON e.position = (
+  SELECT position FROM entries WHERE entity = named.entity AND NOT {dropped}
   ORDER BY revision DESC, position DESC LIMIT 1)
-ORDER BY e.entity
+WHERE named.entity IS NOT NULL
+ORDER BY named.entity
 """
 
 
@@ -68,8 +73,9 @@ def schema() -> str:
 
 
 def row_of(row: tuple[Any, ...]) -> Row:
-    """A ``Row`` from the columns of ``_FROM``."""
-    position, stream, sequence, history, entity, revision, operation, digest, text, body = row
+    """A ``Row`` from the columns of ``_from``."""
+    position, stream, sequence, history, entity, revision, operation, digest, *rest = row
+    text, body, dropped = rest
     return Row(
         position,
         stream,
@@ -80,7 +86,8 @@ def row_of(row: tuple[Any, ...]) -> Row:
         operation,
         digest,
         bytes(text),
-        bytes(body),
+        body if isinstance(body, bytes) else str(body).encode(),  # damage may change its type
+        bool(dropped),
     )
 
 
@@ -101,7 +108,9 @@ def look_of(rows: Result) -> Look:
     ) = rows[0]
     authority = None
     if history is not None:
-        authority = Authority(history, generation, Stage(stage), first, base)
+        # A stage that this code does not know allows nothing; control then says why.
+        known = Stage(stage) if stage in _STAGES else Stage.CLOSED
+        authority = Authority(history, generation, known, first, base)
     last = None
     if last_sequence is not None:
         last = Place(last_history, 0, last_sequence, last_digest)
@@ -113,6 +122,27 @@ class SqliteLog:
 
     def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
         self.database = Database(path, schema=schema() if create else None, read_only=read_only)
+        self._indexed = create
+        if not (create or read_only):
+            self._create_tables()
+
+    def _create_tables(self) -> None:
+        """Add the tables that a journal of an earlier release lacks, where it can be written."""
+        with suppress(EngineError):
+            if self._dropped() != _DROPPED:
+                with self.database.transaction():
+                    for statement in schema().split(";\n\n"):
+                        if "TABLE IF NOT EXISTS dropped" in statement:
+                            self.database.run(Statement(statement))
+
+    def _dropped(self) -> str:
+        """Whether an entry is dropped, in SQL; a journal without that index has none."""
+        if not self._indexed:
+            self._indexed = bool(self.database.read([_HAS_INDEX])[0][0][0])
+        return _DROPPED if self._indexed else "0"
+
+    def _from(self) -> str:
+        return f"SELECT {_COLUMNS}, {self._dropped()} FROM entries"
 
     def _query(self, sql: str, *parameters: Any) -> Result:
         self.database.check_identity()
@@ -151,7 +181,7 @@ class SqliteLog:
     async def append(self, append: Append, expects: Look) -> None:
         """See ``Log.append``."""
         self.database.check_identity()
-        statements = _statements(append, expects.position)
+        statements = statements_of(append, expects.position)
         with self.database.transaction():
             found = look_of(self.database.read([_LOOK])[0])
             if found != expects:
@@ -165,20 +195,20 @@ class SqliteLog:
     async def control(self) -> list[Row]:
         """See ``Log.control``."""
         return self._rows(
-            f"{_FROM} WHERE stream = 'control' AND sequence IS NOT NULL ORDER BY sequence"
+            f"{self._from()} WHERE stream = 'control' AND sequence IS NOT NULL ORDER BY sequence"
         )
 
     async def operations(self, ids: Sequence[str]) -> list[Row]:
         """See ``Log.operations``."""
         return self._rows(
-            f"{_FROM} WHERE operation IN (SELECT value FROM json_each(?))",
+            f"{self._from()} WHERE operation IN (SELECT value FROM json_each(?))",
             msgspec.json.encode(ids).decode(),
         )
 
     async def decisions(self, after: int, limit: int) -> list[Row]:
         """See ``Log.decisions``."""
         return self._page(
-            f"{_FROM} WHERE stream = 'decisions' AND sequence > ? ORDER BY sequence LIMIT ?",
+            f"{self._from()} WHERE stream = 'decisions' AND sequence > ? ORDER BY sequence LIMIT ?",
             after,
             limit,
         )
@@ -200,10 +230,13 @@ class SqliteLog:
         )
         return Place(rows[0][0], 0, sequence, rows[0][1]) if rows else None
 
-    async def history(self, entity: str, first: int, last: int, limit: int) -> list[Row]:
+    async def history(
+        self, entity: str, first: int, last: int, limit: int, *, dropped: bool = False
+    ) -> list[Row]:
         """See ``Log.history``."""
+        kept = "" if dropped else f" AND NOT {self._dropped()}"
         return self._page(
-            f"{_FROM} WHERE entity = ? AND revision BETWEEN ? AND ?"
+            f"{self._from()} WHERE entity = ? AND revision BETWEEN ? AND ?{kept}"
             " ORDER BY revision, position LIMIT ?",
             entity,
             first,
@@ -214,7 +247,10 @@ class SqliteLog:
     async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
         """See ``Log.links``. One body at a time is in memory."""
         self.database.check_identity()
-        sql = f"{_FROM} WHERE entity = ? AND revision BETWEEN ? AND ? ORDER BY revision, position"
+        sql = (
+            f"{self._from()} WHERE entity = ? AND revision BETWEEN ? AND ?"
+            f" AND NOT {self._dropped()} ORDER BY revision, position"
+        )
         found: list[tuple[Link, str]] = []
         for values in self.database.stream(Statement(sql, (entity, first, last))):
             row = row_of(values)
@@ -222,16 +258,27 @@ class SqliteLog:
             found.append((link_of(envelope, row.digest), envelope.outcome.state))
         return found
 
+    async def forks(self, entity: str) -> bool:
+        """See ``Log.forks``."""
+        rows = self._query(
+            "SELECT EXISTS (SELECT 1 FROM entries WHERE entity = ?"
+            f" AND NOT {self._dropped()} GROUP BY revision HAVING count(*) > 1)",
+            entity,
+        )
+        return bool(rows[0][0])
+
     async def newest(self, entity: str) -> Row | None:
         """See ``Log.newest``."""
         rows = self._rows(
-            f"{_FROM} WHERE entity = ? ORDER BY revision DESC, position DESC LIMIT 1", entity
+            f"{self._from()} WHERE entity = ? AND NOT {self._dropped()}"
+            " ORDER BY revision DESC, position DESC LIMIT 1",
+            entity,
         )
         return rows[0] if rows else None
 
     async def heads(self, after: str, limit: int) -> HeadPage:
         """See ``Log.heads``."""
-        rows = self._query(_HEADS, after, limit)
+        rows = self._query(_HEADS.format(dropped=self._dropped()), after, limit)
         heads = [
             JournalHead(entity, revision, digest, data)
             for entity, revision, digest, data, stream in rows
@@ -307,11 +354,13 @@ class SqliteLog:
 
     async def feed(self, after: int, limit: int) -> list[Row]:
         """See ``Log.feed``."""
-        return self._page(f"{_FROM} WHERE position > ? ORDER BY position LIMIT ?", after, limit)
+        return self._page(
+            f"{self._from()} WHERE position > ? ORDER BY position LIMIT ?", after, limit
+        )
 
     async def at(self, position: int) -> Row | None:
         """See ``Log.at``."""
-        rows = self._rows(f"{_FROM} WHERE position = ?", position)
+        rows = self._rows(f"{self._from()} WHERE position = ?", position)
         return rows[0] if rows else None
 
     async def place_in(self, stream: str, history: str, sequence: int) -> str | None:
@@ -328,7 +377,7 @@ class SqliteLog:
     async def stream(self, stream: str, after: int, limit: int) -> list[Row]:
         """See ``Log.stream``."""
         return self._page(
-            f"{_FROM} WHERE stream = ? AND sequence > ? ORDER BY sequence LIMIT ?",
+            f"{self._from()} WHERE stream = ? AND sequence > ? ORDER BY sequence LIMIT ?",
             stream,
             after,
             limit,
@@ -344,6 +393,19 @@ class SqliteLog:
         last: int = rows[0][0]
         return last
 
+    def is_indexed(self, cuts: Iterable[Abandoned]) -> bool:
+        """Whether the index of dropped entries is what these abandonments make it."""
+        wanted: set[int] = set()
+        for cut in cuts:
+            wanted.update(position for (position,) in self.database.read([dropped_by(cut)])[0])
+        return wanted == set(self.dropped())
+
+    def dropped(self) -> list[int]:
+        """The positions in the index of dropped entries."""
+        if self._dropped() != _DROPPED:
+            return []
+        return [position for (position,) in self._query("SELECT position FROM dropped")]
+
     async def close(self) -> None:
         """See ``Log.close``."""
         self.database.close()
@@ -352,115 +414,3 @@ class SqliteLog:
 def _chain_of(row: tuple[Any, ...]) -> EntityChain:
     entity, revision, history, digest, state, newest = row
     return EntityChain(entity, Head(revision, history, digest), state, newest)
-
-
-def _statements(append: Append, position: int) -> list[Statement | Rows]:
-    statements: list[Statement | Rows] = []
-    if append.entries:
-        statements.append(_insert_entries(append, position))
-    if append.rivals:
-        statements.append(_insert_rivals(append))
-    if append.becomes is not None:
-        force = append.becomes
-        statements.append(
-            Statement(
-                "INSERT INTO authority (one, history, generation, stage, first, digest)"
-                " VALUES (1,?,?,?,?,?) ON CONFLICT (one) DO UPDATE SET history = excluded.history,"
-                " generation = excluded.generation, stage = excluded.stage,"
-                " first = excluded.first, digest = excluded.digest",
-                (force.history, force.generation, str(force.stage), force.first, force.digest),
-            )
-        )
-    if append.settled:
-        statements.append(
-            Statement(
-                "DELETE FROM flaws WHERE entity IN (SELECT value FROM json_each(?))",
-                (msgspec.json.encode(append.settled).decode(),),
-            )
-        )
-    if append.flaws:
-        statements.append(_insert_flaws(append))
-    if append.chains:
-        statements.append(_upsert_chains(append))
-    return statements
-
-
-def _insert_entries(append: Append, position: int) -> Rows:
-    return Rows(
-        "INSERT INTO entries (position, stream, sequence, history, entity, revision, operation,"
-        " digest, envelope, body) VALUES {rows}",
-        [
-            (
-                number,
-                stream,
-                entry.envelope.sequence,
-                bytes.fromhex(entry.envelope.history),
-                entry.envelope.entity,
-                entry.envelope.revision,
-                entry.envelope.operation,
-                bytes.fromhex(entry.digest),
-                entry.text.decode(),
-                entry.body,
-            )
-            for number, (stream, entry) in enumerate(append.entries, position + 1)
-        ],
-    )
-
-
-def _insert_rivals(append: Append) -> Rows:
-    return Rows(
-        "INSERT INTO rivals (entity, stored, seen, digest, envelope, body) VALUES {rows}"
-        " ON CONFLICT (digest) DO NOTHING",
-        [
-            (
-                rival.entry.envelope.entity,
-                rival.stored,
-                rival.seen,
-                rival.entry.digest,
-                rival.entry.text.decode(),
-                rival.entry.body,
-            )
-            for rival in append.rivals
-        ],
-    )
-
-
-def _insert_flaws(append: Append) -> Rows:
-    return Rows(
-        "INSERT INTO flaws (entity, flaw, first, last, digests, through, holds, since, detail)"
-        " VALUES {rows} ON CONFLICT DO NOTHING",
-        [
-            (
-                flaw.entity,
-                str(flaw.flaw),
-                flaw.first,
-                flaw.last,
-                msgspec.json.encode(flaw.digests).decode(),
-                flaw.durable_through,
-                flaw.holds,
-                flaw.since,
-                flaw.detail,
-            )
-            for flaw in append.flaws
-        ],
-    )
-
-
-def _upsert_chains(append: Append) -> Rows:
-    return Rows(
-        "INSERT INTO chains (entity, revision, history, digest, state, newest) VALUES {rows}"
-        " ON CONFLICT (entity) DO UPDATE SET revision = excluded.revision,"
-        " history = excluded.history, digest = excluded.digest, state = excluded.state,"
-        " newest = excluded.newest",
-        [
-            (
-                chain.entity,
-                chain.boundary.revision,
-                chain.boundary.history,
-                chain.boundary.digest,
-                chain.state,
-                chain.newest,
-            )
-            for chain in append.chains
-        ],
-    )

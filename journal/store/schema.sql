@@ -91,6 +91,7 @@ CREATE INDEX IF NOT EXISTS unrewind_work_sweep ON unrewind_work (sweep_at)
 CREATE INDEX IF NOT EXISTS unrewind_work_claim ON unrewind_work (claim)
   WHERE status = 'running';
 CREATE INDEX IF NOT EXISTS unrewind_work_open ON unrewind_work (entity) WHERE finished IS NULL;
+CREATE INDEX IF NOT EXISTS unrewind_work_unended ON unrewind_work (id) WHERE finished IS NULL;
 CREATE INDEX IF NOT EXISTS unrewind_work_entity ON unrewind_work (entity, version);
 CREATE INDEX IF NOT EXISTS unrewind_work_order ON unrewind_work (sequence, place)
   WHERE effect = 'internal' AND finished IS NULL;
@@ -160,3 +161,16 @@ CREATE TABLE IF NOT EXISTS unrewind_callbacks (
   PRIMARY KEY (receiver, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS unrewind_callbacks_seen ON unrewind_callbacks (seen);
+
+-- What a recovery's reconciliation found of each release, once a generation.
+
+CREATE TABLE IF NOT EXISTS unrewind_reconciled (
+  id         TEXT    NOT NULL,
+  generation INTEGER NOT NULL,
+  found      TEXT    NOT NULL,     -- an open list; docs/commands.md describes it
+  at         TEXT    NOT NULL,
+  evidence   TEXT    NOT NULL,     -- a JSON object: why, receipt, owner, deadline and so on
+  authority  TEXT,                 -- what is wrong with its permission; NULL: nothing
+  PRIMARY KEY (generation, id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS unrewind_reconciled_found ON unrewind_reconciled (generation, found, id);

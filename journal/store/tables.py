@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
+from journal import formats
 from journal.acceptance import Decision, EntityHead, Place, head_after
 from journal.entry import Entry
+from journal.formats import check_needs
 from journal.log import Row
 from journal.sql import Result, Rows, Statement
 
 FORMAT = 1
+"""Of the tables: additions leave it as it is. Which code the data needs is in control."""
 
 
 class Marker(Struct, frozen=True):
@@ -52,10 +55,11 @@ _decode_heads = msgspec.json.Decoder(list[EntityHead]).decode
 
 
 def marker_of(rows: Result) -> Marker | None:
-    """The marker from the rows of READ_MARKER."""
+    """The marker from the rows of READ_MARKER. Raises NewerFormat."""
     if not rows:
         return None
     version, tenant, instance, history, generation, sequence, digest, journalled = rows[0]
+    check_needs(version)
     return Marker(
         version, tenant, instance, Place(history, generation, sequence, digest), journalled
     )
@@ -82,23 +86,26 @@ def found(marker: Marker) -> Statement:
 def fence(marker: Marker, to: Place, journalled: int) -> Statement:
     """Move the marker from exactly ``marker`` to ``to``; fail when it is anywhere else.
 
-    ``format`` becomes NULL, which its column refuses, unless one row matches everything expected.
+    ``format`` becomes NULL, which its column refuses, unless one row matches everything expected;
+    else it is that of this code, which the store refuses once the data needs a newer one.
     """
     place = marker.place
     return Statement(
         f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,"
-        " (SELECT format FROM unrewind_marker WHERE history = ? AND generation = ?"
-        "   AND sequence = ? AND digest = ? AND instance = ?),"
+        " (SELECT ? FROM unrewind_marker WHERE history = ? AND generation = ?"
+        "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"
         " ?,?,?,?,?,?,?)"
         " ON CONFLICT (one) DO UPDATE SET history = excluded.history,"
         " generation = excluded.generation, sequence = excluded.sequence,"
         " digest = excluded.digest, journalled = excluded.journalled",
         (
+            formats.FORMAT,
             place.history,
             place.generation,
             place.sequence,
             place.digest,
             marker.instance,
+            marker.format,
             marker.tenant,
             marker.instance,
             to.history,
@@ -220,6 +227,24 @@ def read_decisions_down(from_: int, limit: int) -> Statement:
     )
 
 
+def read_envelopes_down(from_: int, limit: int) -> Statement:
+    """Sequence, digest and envelope at or below a sequence, newest first; without the bodies."""
+    return Statement(
+        "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB) FROM unrewind_decisions"
+        " WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?",
+        (from_, limit),
+    )
+
+
+def read_digests(after: int, through: int) -> Statement:
+    """Sequences with the digests that the store keeps there, above one and through another."""
+    return Statement(
+        "SELECT sequence, lower(hex(digest)) FROM unrewind_decisions"
+        " WHERE sequence > ? AND sequence <= ?",
+        (after, through),
+    )
+
+
 def decisions_of(rows: Result) -> list[StoredDecision]:
     """The decisions from one of the two statements above."""
     return [
@@ -266,6 +291,15 @@ def copy_control(entries: Sequence[Entry]) -> Rows:
             (entry.envelope.sequence, bytes.fromhex(entry.digest), entry.text.decode(), entry.body)
             for entry in entries
         ],
+    )
+
+
+def read_control(after: int, limit: int) -> Statement:
+    """Copies of control entries above a control sequence, in order, as ``decisions_of`` takes."""
+    return Statement(
+        "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB), body FROM unrewind_control"
+        " WHERE sequence > ? ORDER BY sequence LIMIT ?",
+        (after, limit),
     )
 
 

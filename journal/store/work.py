@@ -134,21 +134,47 @@ def read_all_of(entities: Iterable[str]) -> Statement:
     return _select("entity IN (SELECT value FROM json_each(?))", "", _json(sorted(entities)))
 
 
-def read_claimable(lane: str, limit: int, now: str, only: Sequence[str] = ()) -> Statement:
+def read_open(effect: Effect | None, after: str, limit: int) -> Statement:
+    """What is not over, of one effect or of all, above an ID and in the order of the IDs."""
+    where, parameters = "finished IS NULL AND id > ?", [after]
+    if effect is not None:
+        where += " AND effect = ?"
+        parameters.append(str(effect))
+    return _select(where, "ORDER BY id LIMIT ?", *parameters, limit)
+
+
+def read_running(after: str, limit: int) -> Statement:
+    """What is in progress, above an ID and in the order of the IDs."""
+    return _select("status = 'running' AND id > ?", "ORDER BY id LIMIT ?", after, limit)
+
+
+def read_claimable(
+    lane: str,
+    limit: int,
+    now: str,
+    only: Sequence[str] = (),
+    among: Sequence[str] | None = None,
+) -> Statement:
     """What may be picked up in a lane: due, oldest first, commands only in their list's order.
 
-    With ``only`` nothing but these commands and items, due or not.
+    With ``only`` nothing but these commands and items, due or not; with ``among`` nothing else than
+    these, when they are due.
     """
     where = "lane = ? AND due <= ?"
+    named = [] if among is None else [_json(among)]
+    if among is not None:
+        where = "id IN (SELECT value FROM json_each(?)) AND +lane = ? AND due <= ?"
     if only:
         # The plus keeps the lane's index out of it: a few IDs are quicker found than what waits.
         where = "+lane = ? AND effect <> 'external' AND id IN (SELECT value FROM json_each(?))"
+        named = []
     return _select(
         f"{where} AND status IN ('ready', 'retry') AND NOT EXISTS (SELECT 1"
         " FROM unrewind_work b WHERE unrewind_work.effect = 'internal' AND b.effect = 'internal'"
         " AND b.finished IS NULL AND unrewind_work.sequence > 0"
         " AND b.sequence = unrewind_work.sequence AND b.place < unrewind_work.place)",
         "ORDER BY due, sequence, place LIMIT ?",
+        *named,
         lane,
         _json(only) if only else now,
         limit,
@@ -188,11 +214,15 @@ def read_page(
         if value is not None:
             where.append(f"{column} = ?")
             parameters.append(value)
+    return select_numbered(" AND ".join(where), "ORDER BY number LIMIT ?", *parameters, limit)
+
+
+def select_numbered(where: str, order: str = "", *parameters: object) -> Statement:
+    """Rows with their numbers, as ``page_of`` takes them."""
     return Statement(
         f"SELECT json_group_array(json_array(number, {_ARRAY})) FROM"
-        " (SELECT * FROM unrewind_work"
-        f" WHERE {' AND '.join(where)} ORDER BY number LIMIT ?)",
-        (*parameters, limit),
+        f" (SELECT * FROM unrewind_work WHERE {where} {order})",
+        parameters,
     )
 
 
@@ -260,6 +290,15 @@ def hold(identity: str, why: str, seconds: float) -> Statement:
         f"UPDATE unrewind_work SET step = ?, due = {later(seconds)}"
         " WHERE id = ? AND status IN ('ready', 'retry')",
         (why, identity),
+    )
+
+
+def let_go(why: str) -> Statement:
+    """Bring back what was set aside for this reason."""
+    return Statement(
+        f"UPDATE unrewind_work SET step = 'waits to be picked up', due = {NOW}"
+        " WHERE status IN ('ready', 'retry') AND step = ?",
+        (why,),
     )
 
 

@@ -586,6 +586,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laned]:
         yield running
 
 
+def status_of(server: Server) -> dict[str, Any]:
+    """The status, but for the witness, which catches up by itself."""
+    told = server.get("status").json
+    return {name: told[name] for name in told.keys() - {"witness", "failure_scope"}}
+
+
 def standing(server: Server) -> list[Any]:
     """Everything that a bad request might have changed."""
     lanes = [(lane["counts"], lane["running"]) for lane in server.get("lanes").json["items"]]
@@ -604,10 +610,10 @@ def prepared(shared: Laned) -> Iterator[Prepared]:
     shared.report(shared.claimed("mail"), "failed")
     for operation, action in (("good-1", "submit"), ("good-2", "approve")):
         assert shared.decide(operation, "document/approved", action).status == 201
-    before, status = standing(shared), shared.get("status").json
+    before, status = standing(shared), status_of(shared)
     yield Prepared(shared, tokens)
     assert standing(shared) == before
-    assert shared.get("status").json == status
+    assert status_of(shared) == status
     assert status["stage"] == "open"
     complaints = {
         line

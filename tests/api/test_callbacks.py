@@ -205,7 +205,8 @@ def test_p7_a_closed_tenant_takes_the_callback_later(couriers: Couriers) -> None
     assert couriers.remembered() == []
     assert "refused" not in server.errors
     assert server.post("recovery/apply").status == 200
-    assert server.post("recovery/reopen").status == 200
+    despite = {"despite": ["reconciled"], "reason": "a test"}
+    assert server.post("recovery/reopen", despite).status == 200
     assert couriers.send(identity="evt_a").status == 202
 
 

@@ -151,7 +151,8 @@ def test_l11_a_report_to_a_closed_tenant_is_kept_and_nothing_is_given_out(server
     (seen,) = server.get("observations").json["items"]
     assert seen["observed"]["receipt"] == "r-1"
     assert server.post("recovery/apply").status == 200
-    assert server.post("recovery/reopen").status == 200
+    despite = {"despite": ["reconciled"], "reason": "a test"}
+    assert server.post("recovery/reopen", despite).status == 200
     server.claim("transfers")
     assert server.release(release)["attempts"] == 1
 

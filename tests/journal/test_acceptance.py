@@ -23,6 +23,7 @@ from journal.acceptance import (
     head_after,
     judge,
 )
+from journal.control import Stage
 from journal.data import hash_of
 from journal.entry import GENESIS, JSON_TYPE, Entry, check
 from journal.errors import (
@@ -37,6 +38,7 @@ from journal.errors import (
     UnrewindError,
 )
 from journal.history import examine
+from journal.holding import Limits
 from journal.lifecycle import DOCUMENT
 from journal.release import REPORT_TYPE, Report, Rules, body_of
 from journal.settings import Settings
@@ -363,17 +365,18 @@ def test_what_the_door_refuses_is_no_decision_and_leaves_no_trace() -> None:
     assert receipt(judged, 3).sequence == 3
 
 
-@pytest.mark.parametrize("effects", [False, True])
-def test_p7_a_commitment_is_judged_by_the_stage_and_a_report_is_not(*, effects: bool) -> None:
+@pytest.mark.parametrize("stage", [Stage.INTERNAL, Stage.OPEN])
+def test_p7_a_commitment_is_judged_by_the_stage_and_a_report_is_not(stage: Stage) -> None:
     permitted = run(*released())
     heads = {"document/1": head_after(permitted.decisions[-1])}
     (row,) = permitted.work.values()
     commit = told("release.committed", row, lease=7)
     confirm = told("release.confirmed", row, lease=7)
-    context = msgspec.structs.replace(CONTEXT, effects=effects)
+    commits = Limits(stage, None, {}).check_commitment
+    context = msgspec.structs.replace(CONTEXT, commits=commits)
     view = View(permitted.tip, heads, {}, {}, {"document/1": {row.id: row}})
     judged = judge([commit, confirm], view, context)
-    if not effects:
+    if not stage.effects:
         assert isinstance(refusal(judged, 0), Recovering)
         assert judged.decisions == ()
         return

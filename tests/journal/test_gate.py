@@ -19,7 +19,7 @@ def standing(
 
 def test_a_complete_and_durable_newest_revision_goes() -> None:
     for wanted in (3, None):
-        ruling = rule(standing(), "document/1", wanted, DOCUMENT, None)
+        ruling = rule(standing(), "document/1", wanted, DOCUMENT)
         assert (ruling.gate, ruling.reasons, ruling.revision) == (GO, (), 3)
 
 
@@ -62,7 +62,7 @@ CASES = {
 @pytest.mark.parametrize("what", CASES)
 def test_the_gate_holds_and_says_why(what: str) -> None:
     known, revision, stage, wanted = CASES[what]
-    ruling = rule(known, "document/1", revision, DOCUMENT, stage)
+    ruling = rule(known, "document/1", revision, DOCUMENT, () if stage is None else (stage,))
     assert ruling.gate == HELD
     assert len(ruling.reasons) == len(wanted)
     for reason, start in zip(ruling.reasons, wanted, strict=True):

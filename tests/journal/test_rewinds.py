@@ -474,6 +474,7 @@ def test_r8_a_store_of_another_founding_is_noticed(settings: journal.Settings) -
     settings.store_file.rename(aside)
     settings.journal_file.unlink()
     settings.beside("founded").unlink()
+    settings.witness_file.unlink()
     second = Tenant(settings)
     second.decide(ENTITY, "submit")
     second.close()

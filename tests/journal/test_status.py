@@ -8,7 +8,7 @@ import pytest
 import journal
 from journal.errors import Recovering
 from journal.record import Record
-from journal.status import failure_scope, status
+from journal.status import status
 from journal.worker import drive
 from reconstruct import recovery
 from tests.support.tenants import Tenant, operation
@@ -18,7 +18,7 @@ def scope(settings: journal.Settings) -> str:
     record = Record(settings, read_only=True)
     try:
         drive(record.open())
-        return "\n".join(failure_scope(record))
+        return "\n".join(drive(status(record)).failure_scope)
     finally:
         drive(record.close())
 

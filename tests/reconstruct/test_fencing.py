@@ -16,7 +16,7 @@ from journal.detection import Verdict
 from journal.errors import LockHeld, Recovering, Refused, UnrewindError
 from journal.locks import TurnLock
 from journal.worker import drive
-from reconstruct import recovery, snapshots, verification
+from reconstruct import recovery, snapshots
 from reconstruct.snapshots import FILE, MANIFEST
 from tests.reconstruct.scenes import Scene, kill, query, tree
 from tests.support.tenants import make_settings
@@ -47,7 +47,7 @@ def test_r8_a_second_apply_is_refused_while_the_first_holds(kept: Scene, tmp_pat
 
     first = drive(recovery.apply(kept.record, progress=meanwhile))
     assert {line.partition(":")[0] for line in refused} == {"planned", "replayed"}
-    assert sum("another recovery" in line for line in refused) == len(refused) // 2
+    assert all("wait" in line for line in refused)
     second = drive(recovery.apply(other))
     assert second.history == first.history
     kept.do(recovery.reopen)
@@ -244,28 +244,11 @@ def test_r17_a_record_holds_off_a_restore_and_a_restore_holds_off_a_record(
     kept.whole()
 
 
-def test_evidence_is_kept_of_every_file_and_of_every_stop(kept: Scene) -> None:
-    kill(kept.record)
-    kept.records.clear()
-    folder = kept.settings.store_file.parent
-    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    first = recovery.stop(kept.settings, "a test").evidence
-    second = recovery.stop(kept.settings, "a test").evidence
-    assert first is not None
-    assert second is not None
-    assert first.directory != second.directory
-    copies = kept.settings.home / first.directory
-    assert {piece.name: (copies / piece.name).read_bytes() for piece in first.pieces} == found
-    kept.open()
-    kept.recover()
-    assert {piece.name: (copies / piece.name).read_bytes() for piece in first.pieces} == found
-    assert verification.verify(kept.settings).verdict == "clean"
-
-
 def test_stop_without_a_store_is_a_stop_all_the_same(kept: Scene) -> None:
     kept.close()
     kept.settings.store_file.unlink()
-    assert recovery.stop(kept.settings, "a test").evidence is None
+    evidence = recovery.stop(kept.settings, "a test").evidence
+    assert "no store" in evidence.missing["store"]
     kept.open()
     with pytest.raises(Recovering, match="a test"):
         kept.put("case/0", 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from journal.detection import Verdict
-from journal.record import write_seen
+from journal.files import write_seen
 from journal.settings import Settings
 from journal.sqlite import stamp_of
 from reconstruct import planning, recovery, snapshots

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from journal import feed, reading
+from journal import feed, reading, tracing
 from journal.detection import Verdict
 from journal.errors import HistoryChanged, Recovering, Refused
 from journal.record import Record
@@ -69,7 +69,7 @@ def test_p8_a_closed_tenant_answers_from_the_journal_alone(rewound: Scene) -> No
     ):
         with pytest.raises(Recovering):
             question()
-    history = rewound.do(reading.read_history, "document/1", 1, None)
+    history = rewound.do(tracing.read_history, "document/1", 1, None)
     assert [step.action for step in history.revisions] == ["submit", "approve"]
     assert history.complete
     assert rewound.do(reading.read_gaps, None, None).items == []
@@ -117,10 +117,11 @@ def test_apply_refuses_what_was_not_planned_or_not_begun(rewound: Scene) -> None
     with pytest.raises(Refused, match="begin"):
         rewound.do(recovery.apply)
     rewound.do(recovery.begin, "a test")
-    before = tree(rewound.settings.home)
+    folders = (rewound.settings.store_file.parent, rewound.settings.journal_file.parent)
+    before = tree(*folders)
     with pytest.raises(Refused, match="plan is now"):
         rewound.do(recovery.apply, planned.plan)
-    assert tree(rewound.settings.home) == before
+    assert tree(*folders) == before
     with pytest.raises(Refused, match="not applied"):
         rewound.do(recovery.reopen)
     rewound.do(recovery.apply, rewound.plan().plan)
@@ -167,12 +168,12 @@ def test_r24_evidence_is_taken_before_anything_opens_the_file(scene: Scene, tmp_
     snapshots.restore(scene.settings, tmp_path / "snapshot", "main", history)
     found = scene.settings.store_file.read_bytes()
     stopped = recovery.stop(scene.settings, "a test")
-    assert stopped.evidence is not None
-    kept = scene.settings.home / stopped.evidence.directory / scene.settings.store_file.name
+    kept = scene.settings.home / stopped.evidence.directory / "store/main.db"
     scene.open()
     scene.recover()
     assert kept.read_bytes() == found
-    assert [piece.name for piece in stopped.evidence.pieces] == ["main.db"]
+    names = [piece.name for piece in stopped.evidence.pieces]
+    assert [name for name in names if name.startswith("store/")] == ["store/main.db"]
     assert verification.verify(scene.settings).verdict == "clean"
 
 

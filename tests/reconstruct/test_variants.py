@@ -217,9 +217,9 @@ def test_a_missing_journal_closes_without_an_append_and_comes_back(
     for _ in range(2):
         with pytest.raises(Refused, match="stopped, not fenced: do not restore"):
             scene.do(recovery.begin, "a test")
-    for question in (lambda: scene.put("case/0", 1), scene.plan, lambda: scene.do(recovery.apply)):
-        with pytest.raises(UnrewindError):
-            question()
+    with pytest.raises(UnrewindError):
+        scene.put("case/0", 1)
+    assert scene.plan().direction == "journal"
     assert not scene.settings.journal_file.exists()
     scene.close()
     shutil.rmtree(folder, ignore_errors=True)
@@ -247,8 +247,8 @@ def test_an_unreadable_journal_is_stopped_and_not_fenced(
         scene.do(recovery.begin, "a test")
     with pytest.raises(UnrewindError):
         scene.put("case/0", 1)
-    with pytest.raises(UnrewindError):
-        scene.do(recovery.apply)
+    planned = scene.plan()
+    assert (planned.direction, planned.exceptions > 0) == ("journal", True)
     scene.close()
     for suffix in ("-wal", "-shm"):
         file.with_name("main.db" + suffix).unlink(missing_ok=True)
@@ -278,9 +278,17 @@ def test_r10_p2_a_rewound_journal_is_never_taken_for_a_longer_store(
     assert scene.detect() is Verdict.JOURNAL_REWOUND
     with pytest.raises(Refused, match="do not restore"):
         scene.do(recovery.begin, "a test")
-    with pytest.raises(Refused):
-        scene.do(recovery.apply)
+    planned = scene.plan()
+    assert (planned.direction, planned.missing) == ("journal", 5)
+    with pytest.raises(Refused, match="plan is now"):
+        scene.do(recovery.apply, "0123456789abcdef")
+    assert scene.detect() is Verdict.JOURNAL_REWOUND
+    applied = scene.do(recovery.apply, planned.plan)
+    assert (applied.undone, applied.incomplete) == (0, [])
     assert query(scene.settings.store_file, "SELECT * FROM unrewind_decisions") == acknowledged
+    scene.do(recovery.reopen, despite={"reconciled"})
+    scene.repeats()
+    scene.whole()
 
 
 def test_r19_restored_twice_and_unrewound_three_histories_and_nothing_lost(

@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from journal import Settings
+from journal.abandonment import Cuts, settle_releases
 from journal.data import EMPTY, after_again
 from journal.entry import Entry
 from journal.folding import fold
@@ -55,16 +56,32 @@ UNDER_WAY = frozenset({Status.RUNNING, Status.RETRY, Status.PENDING, Status.UNKN
 """Statuses between which a store moves by itself, once the commitment is journalled."""
 
 
-def derived(entries: Sequence[Entry], settings: Settings) -> dict[str, Work]:
-    """The rows that the tenant's decisions lead to, by ID."""
+def derived(
+    entries: Sequence[Entry],
+    settings: Settings,
+    cuts: Cuts | None = None,
+    dropped: Mapping[str, Sequence[Entry]] | None = None,
+) -> dict[str, Work]:
+    """The rows that the tenant's decisions lead to, by ID, and those that were cut off."""
     rules = Rules(settings.tenant, settings.lifecycles, settings.lanes)
     data: dict[str, bytes] = {}
     rows: dict[str, dict[str, Work]] = {}
+
+    def settle(entity: str, digest: str | None) -> None:
+        of_entity = rows.setdefault(entity, {})
+        for cut in (cuts or {}).get(entity, ()):
+            if cut.digest == digest:
+                cut_off = (dropped or {}).get(entity, ())
+                of_entity.update(settle_releases(of_entity, cut, cut_off, rules))
+
+    for entity in cuts or {}:
+        settle(entity, None)
     for entry in entries:
         entity = entry.envelope.entity
         data[entity] = after_again(data.get(entity, EMPTY), entry.body, entry.envelope.body.type)
         of_entity = rows.setdefault(entity, {})
         of_entity.update(fold(of_entity, entry, data[entity], rules))
+        settle(entity, entry.digest)
     return {row.id: row for of_entity in rows.values() for row in of_entity.values()}
 
 

@@ -187,7 +187,10 @@ class Tenant:
         aside.replace(file)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run SQL on the store's file."""
+        """Run SQL on the store's file, which nobody may have compared yet."""
+        if self.record.guarded and not self.record.read_only:
+            with self.record.lock.held():
+                drive(self.record.open_for_writing())
         return self.store.database.connection.execute(statement, parameters).fetchall()
 
     def journal_sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:

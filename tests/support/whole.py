@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from journal import Settings
+from journal.abandonment import dropping, is_evidence
 from journal.acceptance import Place
-from journal.control import Control, ControlUnreadable, fold, tip_of
+from journal.control import Abandoned, Control, ControlUnreadable, fold, tip_of
 from journal.entry import Entry, read
 from journal.errors import Invalid
-from journal.history import examine, link_of
+from journal.history import Link, examine, link_of
 from journal.lifecycle import Owner
 from reconstruct.verification import verify
 from tests.journal import independent
@@ -62,7 +63,9 @@ def verify_files(settings: Settings, *, store: bool = True, work: bool = True) -
         findings += _store_findings(settings, whole, whole.control)
         findings += _told_otherwise(settings)
         if work and not findings:
-            findings += differences(derived(whole.decisions, settings), stored(settings))
+            cuts = whole.control.abandoned
+            wanted = derived(whole.kept, settings, cuts, whole.dropped)
+            findings += differences(wanted, stored(settings))
             findings += miscounted(settings)
     return findings
 
@@ -85,19 +88,46 @@ class _Journal:
         self.rows = rows_of(settings.journal_file, _ENTRIES)
         self.entries: dict[str, list[Entry]] = {}
         self.decisions: list[Entry] = []
+        self.kept: list[Entry] = []
+        self.dropped: dict[str, list[Entry]] = {}
+        self.damaged: set[str] = set()
         self.control: Control | None = None
+        self.cuts = _cuts_of(self.rows, settings.tenant)
+
+    def is_kept(self, entry: Entry) -> bool:
+        """Whether an entry counts; what was abandoned is evidence alone."""
+        envelope = entry.envelope
+        cuts = self.cuts.get(envelope.entity, ())
+        return dropping(cuts, envelope.revision, envelope.history, entry.digest) is None
+
+    def accounted(self, what: str, number: int) -> bool:
+        """Whether a number is missing where revisions were that were abandoned."""
+        gone = [each for cuts in self.cuts.values() for cut in cuts for each in cut.missing]
+        spans = [getattr(each, what) for each in gone]
+        return any(span is not None and span[0] < number < span[1] for span in spans)
 
     def findings(self) -> Iterator[str]:
         control: list[Entry] = []
-        for expected, row in enumerate(self.rows, 1):
-            position, stream, *_, text, body = row
-            if position != expected:
-                yield f"position {expected} is missing"
+        expected = 0
+        known = {d for cuts in self.cuts.values() for cut in cuts for d in cut.unreadable}
+        for row in self.rows:
+            position, stream, *_, stored, text, body = row
+            for missing in range(expected + 1, position):
+                if not self.accounted("positions", missing):
+                    yield f"position {missing} is missing"
+            expected = position
             try:
                 digest = independent.check(text, body)
                 entry = read(text, body)
+                if stored in known:
+                    self.damaged.add(stored)
+                    continue
             except (ValueError, Invalid) as error:
-                yield f"position {position}: {error}"
+                self.damaged.add(stored)
+                _, _, _, history, entity, revision, *_ = row
+                cuts = self.cuts.get(entity, ())
+                if dropping(cuts, revision, history, stored) is None:
+                    yield f"position {position}: {error}"
                 continue
             yield from self._columns(row, digest, entry)
             self.entries.setdefault(entry.envelope.entity, []).append(entry)
@@ -105,6 +135,10 @@ class _Journal:
                 control.append(entry)
             elif stream == "decisions":
                 self.decisions.append(entry)
+                if self.is_kept(entry):
+                    self.kept.append(entry)
+                else:
+                    self.dropped.setdefault(entry.envelope.entity, []).append(entry)
         try:
             self.control = fold(control, self.settings.tenant)
         except ControlUnreadable as error:
@@ -151,7 +185,9 @@ class _Journal:
         for entry in self.decisions:
             envelope = entry.envelope
             expected = last.get(envelope.history, firsts.get(envelope.history, 0) - 1) + 1
-            if envelope.sequence != expected:
+            while expected < (envelope.sequence or 0) and self.accounted("sequences", expected):
+                expected += 1
+            if envelope.sequence != expected and not self.damaged:
                 yield f"{envelope.operation}: sequence {envelope.sequence}, not {expected}"
             last[envelope.history] = expected
 
@@ -167,10 +203,17 @@ class _Journal:
                 file, "SELECT entity, revision, history, digest, newest FROM chains"
             )
         }
-        for entity, entries in self.entries.items():
-            found = examine(link_of(entry.envelope, entry.digest) for entry in entries)
+        for entity, every in self.entries.items():
+            entries = [entry for entry in every if self.is_kept(entry)]
+            links = [link_of(entry.envelope, entry.digest) for entry in entries]
+            found = examine(links)
             breaks: set[tuple[Any, ...]] = {(str(b.flaw), b.first, b.last) for b in found.breaks}
-            others = [(text, body) for name, text, body, _ in rivals if name == entity]
+            seen = [read(text, body) for name, text, body, _ in rivals if name == entity]
+            others = [
+                (rival.text, rival.body)
+                for rival in seen
+                if not is_evidence(self.cuts.get(entity, ()), link_of(rival.envelope, rival.digest))
+            ]
             for text, body in others:
                 revision = json.loads(text)["revision"]
                 breaks.add(("fork", revision, revision))
@@ -183,15 +226,33 @@ class _Journal:
             if bool(told) != bool(breaks):
                 yield f"{entity}: the independent check says {told or 'whole'}"
             if self._stream(entity).startswith("caller/"):
-                newest = max(entry.envelope.revision for entry in entries)
+                newest = max([entry.envelope.revision for entry in entries], default=0)
                 boundary = found.boundary
                 wanted = (boundary.revision, boundary.history, boundary.digest, newest)
-                if chains.pop(entity, None) != wanted:
+                stands = chains.pop(entity, None)
+                if stands != wanted and not (others and _is_before(stands, wanted, links)):
                     yield f"{entity}: its stored boundary is not {wanted}"
             elif breaks:
                 yield f"{entity}: a managed history is incomplete: {breaks}"
         yield from (f"{entity}: flaws without an entry" for entity in flaws)
         yield from (f"{entity}: a chain without an entry" for entity in chains)
+
+
+def _cuts_of(rows: list[tuple[Any, ...]], tenant: str) -> dict[str, tuple[Abandoned, ...]]:
+    """What control says was abandoned; nothing where it cannot be read."""
+    try:
+        entries = [read(row[-2], row[-1]) for row in rows if row[1] == "control"]
+        return fold(entries, tenant).abandoned
+    except (ControlUnreadable, Invalid):
+        return {}
+
+
+def _is_before(stands: tuple[Any, ...] | None, wanted: tuple[Any, ...], links: list[Link]) -> bool:
+    """Whether a boundary stands on the chain, at or before the one wanted: a fork keeps it."""
+    if stands is None or stands[0] > wanted[0] or stands[3] != wanted[3]:
+        return False
+    places = {(link.revision, link.history, link.digest) for link in links}
+    return stands[:3] == (0, "", "") or stands[:3] in places
 
 
 def _store_findings(settings: Settings, whole: _Journal, control: Control) -> Iterator[str]:
@@ -209,7 +270,8 @@ def _store_findings(settings: Settings, whole: _Journal, control: Control) -> It
         yield f"the marker is {marker}, the journal's tip {tip}"
     sql = "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB), body"
     stored = rows_of(file, f"{sql} FROM unrewind_decisions ORDER BY sequence")
-    if stored != [(e.envelope.sequence, e.digest, e.text, e.body) for e in whole.decisions]:
+    wanted_rows = [(e.envelope.sequence, e.digest, e.text, e.body) for e in whole.decisions]
+    if [row for row in stored if row[1] not in whole.damaged] != wanted_rows:
         yield "the store's decisions are not the journal's, byte for byte"
     yield from _head_findings(file, whole)
     copies = rows_of(file, "SELECT lower(hex(digest)) FROM unrewind_control ORDER BY sequence")
@@ -222,8 +284,9 @@ def _store_findings(settings: Settings, whole: _Journal, control: Control) -> It
 
 def _head_findings(file: Path, whole: _Journal) -> Iterator[str]:
     heads = {row[0]: row for row in rows_of(file, _HEADS)}
-    for entity in {entry.envelope.entity for entry in whole.decisions}:
-        entries = sorted(whole.entries[entity], key=lambda entry: entry.envelope.revision)
+    for entity in {entry.envelope.entity for entry in whole.kept}:
+        kept = [entry for entry in whole.entries[entity] if whole.is_kept(entry)]
+        entries = sorted(kept, key=lambda entry: entry.envelope.revision)
         envelope = entries[-1].envelope
         head = heads.pop(entity, None)
         place = (entity, envelope.revision, envelope.history, entries[-1].digest)

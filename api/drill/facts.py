@@ -1,0 +1,148 @@
+"""Facts: store, journal and receiver's record as their files say, past everything that judges them.
+
+Plain SQL and plain hashes. What is read here is compared with what callers were told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from journal.errors import EngineError
+from journal.sql import Statement
+from journal.sqlite import Database
+
+_ENTRIES = (
+    "SELECT stream, entity, revision, operation, lower(hex(digest)), CAST(envelope AS BLOB), body"
+    " FROM entries ORDER BY position"
+)
+_WORK = (
+    "SELECT id, lane, effect, entity, operation, status, owner, due, step, receipt, finished,"
+    " version FROM unrewind_work"
+)
+_OVER = frozenset({"done", "refused", "cancelled", "drained", "discarded"})
+
+
+class Held(Struct, frozen=True):
+    """An entry as the journal's file holds it; ``whole`` says that it hashes to its digest."""
+
+    stream: str
+    entity: str
+    revision: int
+    operation: str
+    digest: str
+    action: str
+    release: str | None
+    whole: bool
+
+
+class Row(Struct, frozen=True):
+    """A row of work."""
+
+    id: str
+    lane: str
+    effect: str
+    entity: str | None
+    operation: str | None
+    status: str
+    owner: str | None
+    due: str | None
+    step: str
+    receipt: str | None
+    finished: str | None
+    version: str | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.status in _OVER
+
+
+def rows_of(path: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Rows of a database file, opened read-only. Raises EngineError."""
+    with closing(Database(path, read_only=True)) as database:
+        return database.read([Statement(sql, parameters)])[0]
+
+
+def alter(path: Path, *statements: str) -> None:
+    """Change a database file behind unrewind's back, as a faulty migration does."""
+    with closing(Database(path)) as database:
+        database.batch([Statement(sql) for sql in statements])
+
+
+def copy(path: Path, target: Path) -> None:
+    """A consistent copy of a database file, beside whoever writes to it."""
+    with closing(Database(path, read_only=True)) as database:
+        database.copy_to(target)
+
+
+def journal_holds(path: Path, digest: str) -> bool:
+    """Whether an entry of this digest is in the journal's file now."""
+    sql = "SELECT count(*) FROM entries WHERE digest = ?"
+    return bool(rows_of(path, sql, bytes.fromhex(digest))[0][0])
+
+
+def entries(path: Path) -> list[Held]:
+    """Every entry of the journal, in its order."""
+    return [_held(row) for row in rows_of(path, _ENTRIES)]
+
+
+def _held(row: tuple[Any, ...]) -> Held:
+    stream, entity, revision, operation, digest, text, body = row
+    whole = sha256(b"\0" + bytes(text)).hexdigest() == digest
+    try:
+        action = str(json.loads(text)["action"])
+    except (ValueError, KeyError, TypeError):
+        action, whole = "unreadable", False
+    release = None
+    if action.startswith("release."):
+        try:
+            release = json.loads(body).get("release")
+        except (ValueError, AttributeError):
+            whole = False
+    return Held(stream, entity, revision, operation, digest, action, release, whole)
+
+
+def work(path: Path) -> dict[str, Row]:
+    """Every row of work in the store, by ID."""
+    return {row[0]: Row(*row) for row in rows_of(path, _WORK)}
+
+
+def head(path: Path, entity: str) -> tuple[int, str, str] | None:
+    """Revision, digest and state of an entity's row in the store."""
+    sql = "SELECT revision, lower(hex(digest)), state FROM unrewind_entities WHERE entity = ?"
+    rows = rows_of(path, sql, entity)
+    return None if not rows else (rows[0][0], rows[0][1], rows[0][2])
+
+
+def newest(path: Path) -> int:
+    """The last sequence in the journal."""
+    sql = "SELECT coalesce(max(sequence), 0) FROM entries WHERE stream = 'decisions'"
+    found: int = rows_of(path, sql)[0][0]
+    return found
+
+
+def calls(record: Path, kind: str = "call") -> list[dict[str, Any]]:
+    """The whole lines of the receiver's record of this kind."""
+    return [line for line in _lines(record) if line["kind"] == kind]
+
+
+def _lines(record: Path) -> Iterator[dict[str, Any]]:
+    if record.exists():
+        for line in record.read_bytes().rpartition(b"\n")[0].splitlines():
+            yield json.loads(line)
+
+
+def readable(path: Path) -> bool:
+    """Whether a database file can be read at all."""
+    try:
+        rows_of(path, "SELECT count(*) FROM sqlite_master")
+    except EngineError:
+        return False
+    return True

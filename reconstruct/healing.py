@@ -1,0 +1,315 @@
+"""Healing: a journal that was rolled back, built anew from what it still holds and its store.
+
+The new journal is made beside the old one and takes its place in one step; the old one is moved
+aside and kept. Killed anywhere and run again it ends the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from journal import decrees
+from journal.control import REBASE, Control, fold
+from journal.detection import Verdict
+from journal.entry import Entry
+from journal.errors import ConstraintFailed, EngineError, Refused
+from journal.files import has_content
+from journal.formats import FORMAT
+from journal.log import CONTROL, DECISIONS, Append, FlawRow, Look
+from journal.log.sqlite import SqliteLog
+from journal.record import Record
+from journal.sqlite import SIDE_FILES, sync_directory, sync_file
+from journal.standing import LOGGER, examine
+from reconstruct.fencing import at_stage
+from reconstruct.remains import Broken, HealingSurvey, Known, Loss, Span, told
+from reconstruct.salvage import Salvage, Taken, interrupted, pages, salvage_of, survey_healing
+from reconstruct.snapshots import move_aside
+
+__all__ = ["Healed", "HealingSurvey", "Known", "Loss", "Span", "heal", "survey_healing"]
+
+Progress = Callable[[int, int, str], None]
+_ATTEMPTS = 3
+
+
+class Healed(Struct, frozen=True):
+    """What ``heal`` did: see ``HealingSurvey``.
+
+    ``replaced`` is where the old journal lies (None: there was none). Entries that callers sealed
+    and observations do not come back; ``others`` counts those that are known to be missing.
+    """
+
+    generation: int
+    control: int
+    decisions: int
+    first: int
+    last: int
+    others: int | None
+    loss: Loss | None
+    replaced: str | None
+
+
+def silent(_done: int, _total: int, _what: str) -> None:
+    """No progress shown."""
+
+
+async def heal(
+    record: Record,
+    principal: str | None = None,
+    progress: Progress = silent,
+    accept_loss: str | None = None,
+) -> Healed:
+    """Put a journal in place that holds what the old one and the store hold together.
+
+    Old entries keep their bytes and positions; the store's control entries and decisions follow
+    with theirs, byte for byte, and then one control entry that closes the tenant, raises the
+    generation and gives the witness a new beginning. Acknowledged decisions that neither side holds
+    are lost only where ``accept_loss`` names that loss. Call it under the recovery lock.
+
+    Raises Refused, saying what is known and what is not, when the journal was not rolled back, a
+    loss was not accepted, or nothing can be healed from.
+    """
+    for _ in range(_ATTEMPTS):
+        done = await _finish_interrupted(record)
+        if done is not None:
+            return done
+        finding, seen = await examine(record, witness=True)
+        if finding.verdict is not Verdict.JOURNAL_REWOUND:
+            raise Refused(f"the journal needs no healing: {finding.verdict}, {finding.detail}")
+        salvage = await salvage_of(record, finding, seen)
+        _check_loss(salvage.survey, accept_loss)
+        if not await _build(record, salvage, seen.look, principal, progress):
+            continue
+        if await _put_in_place(record, seen.look):
+            return await _told(record)
+    raise Refused("the journal keeps moving while it is healed: stop the service and try again")
+
+
+def _check_loss(survey: HealingSurvey, accepted: str | None) -> None:
+    if survey.loss is None or accepted == survey.loss.name:
+        return
+    named = "" if accepted is None else f"the loss is not named {accepted}. "
+    raise Refused(f"{named}{'; '.join(told(survey))}", loss=msgspec.to_builtins(survey.loss))
+
+
+# Building.
+
+
+def _aside(record: Record, suffix: str) -> Path:
+    """`.healing` while it is built, `.healed` once it is whole."""
+    file = record.settings.journal_file
+    return file.with_name(file.name + suffix)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", *SIDE_FILES):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+async def _build(
+    record: Record, salvage: Salvage, look: Look, principal: str | None, progress: Progress
+) -> bool:
+    """The new journal, whole, beside the old one; False when the old one moved meanwhile."""
+    building = _aside(record, ".healing")
+    _remove(building)
+    _remove(_aside(record, ".healed"))
+    building.parent.mkdir(parents=True, exist_ok=True)
+    old = record.log
+    if old is not None:
+        old.database.copy_to(building)
+    log = SqliteLog(building, create=old is None)
+    try:
+        if old is not None and await log.look() != look:
+            return False
+        await _fill(record, log, salvage, principal, progress)
+    except ConstraintFailed as error:
+        raise Refused(f"the store's entries do not fit into the journal: {error}") from error
+    finally:
+        await log.close()
+    for suffix in SIDE_FILES:
+        if has_content(building.with_name(building.name + suffix)):
+            raise Refused(f"{building} is in use by another process: end it and try again")
+        building.with_name(building.name + suffix).unlink(missing_ok=True)
+    sync_file(building)
+    building.rename(_aside(record, ".healed"))
+    sync_directory(building.parent)
+    return True
+
+
+async def _fill(
+    record: Record, log: SqliteLog, salvage: Salvage, principal: str | None, progress: Progress
+) -> None:
+    survey = salvage.survey
+    entries = [row.entry() for row in await log.control()]
+    control = fold([*entries, *salvage.control], record.settings.tenant)
+    if salvage.control:
+        missing = [(CONTROL, entry) for entry in salvage.control]
+        await log.append(Append(missing, control.authority), await log.look())
+    done = 0
+    taken = Taken(record.settings.tenant, control, salvage.start, survey.witness)
+    if record.store is not None and survey.store is not None:
+        for rows in pages(record.store, salvage.start.sequence):
+            found = [(DECISIONS, entry) for entry in await taken.add(log, rows)]
+            if found:
+                await log.append(Append(found), await log.look())
+            done += len(found)
+            progress(done, survey.decisions, "healed")
+    if done != survey.decisions:
+        raise Refused("the store changed while the journal was healed: try again")
+    last = [*_format(record, control)]
+    control = fold([*entries, *salvage.control, *last], record.settings.tenant)
+    last.append(_rebase(record, control, survey, principal))
+    abandoned = [each for line in control.abandoned.values() for each in line]
+    await log.append(
+        Append(
+            [(CONTROL, entry) for entry in last],
+            fold([*entries, *salvage.control, *last], record.settings.tenant).authority,
+            settled=[*_abandoned_anew(salvage), *taken.broken],
+            flaws=[_flaw(broken, record.clock.now()) for broken in taken.broken.values()],
+            drops=abandoned,
+        ),
+        await log.look(),
+    )
+
+
+def _abandoned_anew(salvage: Salvage) -> set[str]:
+    """Entities whose abandonment comes back: its flaws were settled by it."""
+    found: set[str] = set()
+    for entry in salvage.control:
+        if entry.envelope.action == "abandon":
+            found.add(str(msgspec.json.decode(entry.body)["entity"]))
+    return found
+
+
+def _flaw(broken: Broken, now: str) -> FlawRow:
+    """What holds an entity that a decision is missing of until the recovery has looked at it."""
+    return FlawRow(
+        entity=broken.entity,
+        flaw=broken.flaw,
+        first=broken.revision,
+        last=broken.revision,
+        digests=(),
+        durable_through=broken.through,
+        holds=1,
+        since=now,
+        detail=f"revision {broken.revision} does not continue revision {broken.through}",
+    )
+
+
+def _format(record: Record, control: Control) -> list[Entry]:
+    """What keeps earlier code, which heeds no witness, from a journal that was healed."""
+    if control.needs >= FORMAT:
+        return []
+    reason = "the journal was healed, which earlier formats do not heed"
+    operation = f"control-{record.clock.fresh()}"
+    return [decrees.format_entry(control, FORMAT, reason, operation, record.clock.now())]
+
+
+def _rebase(
+    record: Record, control: Control, survey: HealingSurvey, principal: str | None
+) -> Entry:
+    """The control entry that closes the tenant over a journal with a new beginning."""
+    facts: dict[str, Any] = {
+        "reason": "the journal was rolled back and is healed from its store",
+        "verdict": str(Verdict.JOURNAL_REWOUND),
+        "detail": survey.detail,
+        "journal": msgspec.to_builtins(survey.journal),
+        "store": msgspec.to_builtins(survey.store),
+        "witness": msgspec.to_builtins(survey.witness),
+        "healed": {
+            "control": survey.control,
+            "decisions": survey.decisions,
+            "first": survey.first,
+            "last": survey.last,
+        },
+        "others": survey.others,
+        "loss": _doubted(survey),
+        "highest": survey.highest,
+    }
+    return decrees.change(
+        control,
+        REBASE,
+        at_stage(control, survey.generation),
+        facts,
+        f"control-{record.clock.fresh()}",
+        record.clock.now(),
+        principal,
+    )
+
+
+def _doubted(survey: HealingSurvey) -> dict[str, Any] | None:
+    """The loss as the entry keeps it: where it stands, every open release is to be doubted.
+
+    Without a witness nobody can say that nothing else was lost.
+    """
+    if survey.loss is not None:
+        return {**msgspec.to_builtins(survey.loss), "known": True}
+    if survey.witness is None:
+        return {"name": None, "decisions": [], "control": [], "parted": False, "known": False}
+    return None
+
+
+# Putting in place.
+
+
+async def _put_in_place(record: Record, look: Look | None) -> bool:
+    """The old journal aside, the new one in its place; False when the old one moved meanwhile."""
+    file = record.settings.journal_file
+    with record.lock.held():
+        if look is not None:
+            if record.log is None:
+                moved = has_content(file) and _readable(file)
+            else:
+                moved = await record.look() != look
+            if moved:
+                await record.open_files()
+                return False
+        await record.close_files()
+        move_aside(file)
+        _aside(record, ".healed").rename(file)
+        sync_directory(file.parent)
+        await record.open_files()
+    await record.remember()
+    LOGGER.warning("the journal was healed; the old one lies beside it in replaced-…")
+    return True
+
+
+def _readable(file: Path) -> bool:
+    try:
+        SqliteLog(file, read_only=True).database.close()
+    except EngineError:
+        return False
+    return True
+
+
+async def _finish_interrupted(record: Record) -> Healed | None:
+    """Put a journal in place that an earlier healing had built and not yet put there."""
+    if await interrupted(record.settings, record.witness.read()) is None:
+        return None
+    await _put_in_place(record, None)
+    return await _told(record)
+
+
+async def _told(record: Record) -> Healed:
+    """What the newest rebase entry says."""
+    entries = [row.entry() for row in await record.journal().control()]
+    last = next(entry for entry in reversed(entries) if entry.envelope.action == REBASE)
+    facts = msgspec.json.decode(last.body)
+    loss = facts["loss"]
+    known = loss is not None and loss["known"]
+    return Healed(
+        generation=last.envelope.generation,
+        **facts["healed"],
+        others=facts["others"],
+        loss=msgspec.convert(loss, Loss) if known else None,
+        replaced=_newest_aside(record.settings.journal_file),
+    )
+
+
+def _newest_aside(file: Path) -> str | None:
+    found = sorted(file.parent.glob(f"replaced-{file.stem}-*"))
+    return str(found[-1]) if found else None
