@@ -20,6 +20,7 @@ from api.answers import PROBLEM, Answer, encode
 from journal import errors
 from journal.control import ControlUnreadable
 from journal.reading import Pending
+from journal.witness import WitnessUnreadable
 
 LOGGER = logging.getLogger("unrewind")
 REPEAT = "keep the operation ID"
@@ -227,6 +228,7 @@ _TABLE: dict[type[Exception], Kind] = {
     **dict(
         [
             _also(ControlUnreadable, errors.Recovering),
+            _also(WitnessUnreadable, errors.Recovering),
             _also(errors.EngineError, errors.JournalUnavailable),
             _also(Pending, errors.JournalUnavailable),
         ]

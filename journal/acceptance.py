@@ -54,6 +54,7 @@ from journal.work import Status, Work
 ACCEPTED = "accepted"
 DUPLICATE = "duplicate"
 COMMITTED_ACTION = "release.committed"
+CONFIRMED_ACTION = "release.confirmed"
 
 
 class Operation(Struct, frozen=True, gc=False):
@@ -439,19 +440,22 @@ def _judge_report(
 ) -> str:
     """The entity's state after what became of its release."""
     report = report_of(operation.body)
-    if head is None:
+    commits = operation.action == COMMITTED_ACTION
+    if head is None and (commits or report.release not in rows):
         raise NotFound(f"{operation.entity}: no decision of it is journalled")
-    withdrawn = head.state in lifecycle.withdrawn
+    # Where the whole history was abandoned, its releases are still known.
+    state = lifecycle.initial if head is None else head.state
+    withdrawn = state in lifecycle.withdrawn
     row = check_report(operation.action, report, rows.get(report.release), withdrawn)
-    if operation.action == COMMITTED_ACTION:
-        if not lifecycle.knows(head.state):
+    if commits:
+        if not lifecycle.knows(state):
             raise TransitionRefused(
-                f"{operation.entity} is in state {head.state}, to which version "
+                f"{operation.entity} is in state {state}, to which version "
                 f"{lifecycle.version} of its lifecycle does not lead: take it on with an action",
-                state=head.state,
+                state=state,
             )
         context.commits(row)
-    return step_of_release(lifecycle, head.state, operation.action)
+    return step_of_release(lifecycle, state, operation.action)
 
 
 def _check_corrected(releases: Sequence[Release], rows: Mapping[str, Work]) -> None:

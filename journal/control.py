@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from journal.acceptance import Place
-from journal.entry import GENESIS, Entry, Envelope
+from journal.entry import GENESIS, MAX_INTEGER, Entry, Envelope
 from journal.errors import UnrewindError
 from journal.formats import FIRST, FORMAT_ENTITY, check_needs
 from journal.history import Head, follows, link_of
@@ -168,6 +168,18 @@ class Authority(Struct, frozen=True):
     digest: str
 
 
+class Doubt(Struct, frozen=True):
+    """A loss of the journal that was accepted: attempts that it held may be unknown by now.
+
+    Of every release that was permitted at ``sequence`` or before. ``generation`` is the one that
+    the loss began; what is found out in it, or later, is found out after the loss.
+    """
+
+    sequence: int
+    generation: int
+    since: str
+
+
 class HistoryRecord(Struct, frozen=True):
     """One history: its parent (None for the first), where it began and since when."""
 
@@ -197,7 +209,9 @@ class Control(Struct, frozen=True):
     `type/action`. ``opening`` is set in the stage *external* alone. ``rebased`` is the control
     sequence of the entry that last gave the journal a new beginning for the witness (0: none),
     ``replaced`` the digest of the witness that it put an end to, ``highest`` the highest sequence
-    that anybody knew of then, ``reconciled`` the generation whose releases were reconciled last.
+    that anybody knew of then, ``renewed`` the generation that it put in force, ``reconciled`` the
+    generation whose releases were reconciled last, ``doubted`` the last loss that was accepted: it
+    is never over, releases are answered for one by one.
     """
 
     tenant: str
@@ -219,8 +233,10 @@ class Control(Struct, frozen=True):
     rebased: int = 0
     replaced: str | None = None
     highest: int = 0
+    renewed: int = 0
     needs: int = FIRST
     reconciled: int | None = None
+    doubted: Doubt | None = None
 
     @property
     def begun(self) -> int | None:
@@ -393,12 +409,20 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
             else control.replaced
         ),
         highest=int(facts.get("highest", 0)) if envelope.action == REBASE else control.highest,
+        renewed=envelope.generation if envelope.action == REBASE else control.renewed,
         reconciled=(envelope.generation if envelope.action == RECONCILED else control.reconciled),
+        doubted=_doubt_of(envelope, facts) or control.doubted,
         last=envelope.action,
         reason=str(facts.get("reason", "")),
         verdict=facts.get("verdict"),
         since=envelope.recorded,
     )
+
+
+def _doubt_of(envelope: Envelope, facts: dict[str, Any]) -> Doubt | None:
+    if envelope.action != REBASE or not facts.get("loss"):
+        return None
+    return Doubt(int(facts.get("highest", MAX_INTEGER)), envelope.generation, envelope.recorded)
 
 
 def _head(entry: Entry) -> Head:

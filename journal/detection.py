@@ -108,13 +108,13 @@ def compare(control: Control, seen: Seen, instance: str) -> Finding:
     place = marker.place
     if place.history != tip.history:
         detail = f"the store is in history {place.history}, which ended; {tip.history} is in force"
-        return Finding(Verdict.REWOUND, detail, facts)
+        return Finding(Verdict.REWOUND, detail + _given_up(control, seen, marker), facts)
     if place.generation != control.authority.generation:
         detail = (
             f"the store is of generation {place.generation}, "
             f"{control.authority.generation} is in force"
         )
-        return Finding(Verdict.REWOUND, detail, facts)
+        return Finding(Verdict.REWOUND, detail + _given_up(control, seen, marker), facts)
     if place.sequence < tip.sequence:
         detail = f"the store ends at sequence {place.sequence}, the journal at {tip.sequence}"
         return Finding(Verdict.REWOUND, detail, facts)
@@ -128,6 +128,31 @@ def _unfit_store(marker: Marker | None) -> str:
     if marker is None:
         return "the store is missing or empty"
     return f"the store belongs to tenant {marker.tenant}, instance {marker.instance}"
+
+
+def is_outlived(control: Control, marker: Marker) -> bool:
+    """Whether the journal has had a new beginning, or ended the store's history, since the store.
+
+    What such a store holds beyond the journal was given up then: it proves nothing of the journal.
+    """
+    place = marker.place
+    ended = {record.history for record in control.histories[:-1]}
+    return place.generation < control.renewed or place.history in ended
+
+
+def _given_up(control: Control, seen: Seen, marker: Marker) -> str:
+    if _holds_handed_off(control, seen, marker):
+        return ""
+    return (
+        f"; it handed off through sequence {marker.journalled}, and the journal has gone on without"
+        " that: apply undoes what the store alone holds"
+    )
+
+
+def _holds_handed_off(control: Control, seen: Seen, marker: Marker) -> bool:
+    """Whether the journal has something where the store's handed-off decisions end."""
+    at = seen.at_journalled or _base_at(control, marker.journalled)
+    return marker.journalled <= 0 or at is not None
 
 
 def _told(lost: str, seen: Seen, marker: Marker, contradiction: tuple[Verdict, str] | None) -> str:
@@ -153,13 +178,13 @@ def _contradiction(
         return Verdict.FORKED, (
             f"the store's decision at sequence {tip.sequence} is not the journal's"
         )
-    at_journalled = seen.at_journalled or _base_at(control, marker.journalled)
-    if marker.journalled > 0 and at_journalled is None:
+    proves = not is_outlived(control, marker)
+    if proves and not _holds_handed_off(control, seen, marker):
         return Verdict.JOURNAL_REWOUND, (
             f"the store handed off through sequence {marker.journalled}; "
             f"the journal has nothing there and ends at {tip.sequence}"
         )
-    if seen.copied > control.sequence:
+    if proves and seen.copied > control.sequence:
         return Verdict.JOURNAL_REWOUND, (
             f"the store keeps control entries through {seen.copied}, "
             f"the journal ends at {control.sequence}"

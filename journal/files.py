@@ -12,16 +12,24 @@ import msgspec
 
 from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
 
+HEALING = (".healing", ".healed")
+"""A journal that is healed, beside the one whose place it takes: while it is built, and whole."""
+
 
 @contextlib.contextmanager
 def whole_or_absent(path: Path) -> Iterator[Path]:
     """Where to build a new file that a kill must not leave half-made under its own name."""
     aside = path.with_name(f"{path.name}.new")
-    for suffix in ("", *SIDE_FILES):
-        aside.with_name(aside.name + suffix).unlink(missing_ok=True)
+    remove_database(aside)
     yield aside
     aside.replace(path)
     sync_directory(path.parent)
+
+
+def remove_database(path: Path) -> None:
+    """Remove a database with what belongs to it. Raises OSError."""
+    for suffix in ("", *SIDE_FILES):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def has_content(path: Path) -> bool:
@@ -45,23 +53,63 @@ def someone_has(path: Path) -> bool:
     return False
 
 
-def read_seen(path: Path) -> Stamp | None:
-    """The stamp that ``write_seen`` left; None when there is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Stamp)
-    except (OSError, msgspec.MsgspecError):
-        return None
+class Seen(Stamp, frozen=True):
+    """The stamp of a store file that is consistent.
+
+    ``watched`` says that nobody put the file there. In one that was put there steps of work may be
+    older than its marker tells, which they do not move.
+    """
+
+    watched: bool = True
 
 
-def write_seen(path: Path, stamp: Stamp) -> None:
-    """Remember a store file's stamp beside the journal: it was written by us and is consistent."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(msgspec.json.encode(stamp))
-        aside.replace(path)
-    except OSError:
-        # Only a shortcut is lost: the next start compares every head.
-        aside.unlink(missing_ok=True)
-        return
-    with contextlib.suppress(OSError):
-        sync_directory(path.parent)
+class SeenFile:
+    """What is known of a store file, noted beside the journal. To lose it costs a comparison."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Seen | None:
+        """What was noted; None when nothing was."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=Seen)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def names(self, stamp: Stamp | None) -> bool:
+        """Whether a file with this stamp is the one that was noted."""
+        seen = self.read()
+        if seen is None or stamp is None:
+            return False
+        return seen == _seen(stamp, watched=seen.watched)
+
+    def watched(self) -> bool:
+        """Whether the file that was noted is a watched one."""
+        seen = self.read()
+        return seen is not None and seen.watched
+
+    def note(self, stamp: Stamp, *, watched: bool = True) -> None:
+        """Note that the file with this stamp is consistent."""
+        aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        try:
+            aside.write_bytes(msgspec.json.encode(_seen(stamp, watched=watched)))
+            aside.replace(self.path)
+        except OSError:
+            # Only a shortcut is lost: the next start compares every head.
+            aside.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(OSError):
+            sync_directory(self.path.parent)
+
+    def watch(self, stamp: Stamp | None) -> None:
+        """Note that every step in the file was doubted that had to be."""
+        if stamp is not None and not self.watched():
+            self.note(stamp)
+
+    def forget(self) -> None:
+        """Nothing is known of the file any more."""
+        self.path.unlink(missing_ok=True)
+
+
+def _seen(stamp: Stamp, *, watched: bool) -> Seen:
+    return Seen(**msgspec.structs.asdict(stamp), watched=watched)

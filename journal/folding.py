@@ -24,7 +24,7 @@ from journal.release import (
     read_weight,
     report_of,
 )
-from journal.work import Status, Work, after_seconds, finish, note
+from journal.work import NOBODY, Status, Work, after_seconds, finish, note
 
 
 def fold(rows: Mapping[str, Work], entry: Entry, data: bytes, rules: Rules) -> dict[str, Work]:
@@ -225,7 +225,7 @@ def after_report(row: Work, action: str, report: Report, now: str) -> Work:
                 started=now if report.ended else row.started or now,
                 sweep_at=None,
                 due=now if report.ask and not report.dead else None,
-                worker=None if report.ended else row.worker,
+                worker=None if report.ended else _worker_of(row, report),
                 step=note(f"{status} after: {row.step}"),
             )
         case "replayed":
@@ -243,6 +243,11 @@ def after_report(row: Work, action: str, report: Report, now: str) -> Work:
             return msgspec.structs.replace(row, incident=report.evidence)
         case _:
             return row
+
+
+def _worker_of(row: Work, report: Report) -> str | None:
+    """Who may still be at an attempt: nobody can tell after one that the journal may have lost."""
+    return NOBODY if report.worker == NOBODY else row.worker
 
 
 _FAILED = frozenset({"refused", "unknown"})

@@ -13,13 +13,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from journal.errors import JournalUnavailable, LockHeld, Recovering, Refused
 from journal.sqlite import sync_directory
@@ -27,6 +29,7 @@ from journal.sqlite import sync_directory
 _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
 _PID_BYTES = 20
+_STOP_SECONDS = 1.0
 
 
 class TurnLock:
@@ -125,6 +128,14 @@ class Presence:
         os.close(self._handle)
 
 
+class Standing(Struct, frozen=True):
+    """One stop file as it was seen; whoever stops again puts up another one."""
+
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
+
+
 class StopFile:
     """Says *closed*, whatever the journal says. Its existence counts, not its content."""
 
@@ -157,20 +168,97 @@ class StopFile:
             raise Recovering(f"the tenant is closed: {reason}", verdict=facts.get("verdict"))
 
     def put_up(self, reason: str, now: str, **facts: Any) -> None:
-        """Stop the tenant; durable when this returns. A standing file is kept as it is."""
+        """Stop the tenant; durable when this returns.
+
+        Where a stop stands its words are kept, in a file that takes its place: what takes down the
+        one before does not take this one.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        words = msgspec.json.encode({"reason": reason, "at": now, **facts})
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            return
+            self._put_up_anew(words)
+        else:
+            self._write(handle, words)
+        sync_directory(self.path.parent)
+
+    @staticmethod
+    def _write(handle: int, words: bytes) -> None:
         try:
-            os.write(handle, msgspec.json.encode({"reason": reason, "at": now, **facts}))
+            os.write(handle, words)
             os.fsync(handle)
         finally:
             os.close(handle)
-        sync_directory(self.path.parent)
 
-    def take_down(self) -> None:
-        """Let the journal's stage speak alone again."""
-        self.path.unlink(missing_ok=True)
+    def _put_up_anew(self, words: bytes) -> None:
+        aside = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}")
+        try:
+            with suppress(OSError):
+                words = self.path.read_bytes() or words
+            self._write(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), words)
+            with self._alone():
+                aside.replace(self.path)
+        except OSError:
+            # Another one cannot be made: one must stand all the same, if that was taken just now.
+            aside.unlink(missing_ok=True)
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+    def standing(self) -> Standing | None:
+        """The stop as it stands now; None: there is none. Raises JournalUnavailable."""
+        try:
+            return _standing(self.path.stat())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise JournalUnavailable(f"the stop file cannot be looked at: {error}") from error
+
+    def take_down(self, seen: Standing | None = None) -> bool:
+        """Let the journal's stage speak alone again; whether it does.
+
+        With ``seen`` that stop alone is taken down: one that was put up since stays.
+        """
+        with self._alone():
+            stands = self.standing()
+            if stands is None:
+                return True
+            if seen not in {None, stands}:
+                return False
+            self.path.unlink(missing_ok=True)
         sync_directory(self.path.parent)
+        return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One change at a time of the file that stands; a hung process keeps nobody for long."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        while True:
+            try:
+                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                yield  # nothing stands, or nobody may look at it
+                return
+            try:
+                same = self._holds(handle, deadline)
+                if same or time.monotonic() > deadline:
+                    yield
+                    return
+            finally:
+                os.close(handle)
+
+    def _holds(self, handle: int, deadline: float) -> bool:
+        """Wait for the lock of an open stop file; whether that is the one that stands."""
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_FIRST_PAUSE)
+            else:
+                return _standing(os.fstat(handle)) == self.standing()
+
+
+def _standing(found: os.stat_result) -> Standing:
+    return Standing(found.st_ino, found.st_mtime_ns, found.st_ctime_ns)

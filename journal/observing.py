@@ -12,6 +12,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct
 
+from journal.detection import Verdict
 from journal.entry import (
     JSON_TYPE,
     MAX_OPERATION,
@@ -22,7 +23,15 @@ from journal.entry import (
     check_name,
     seal,
 )
-from journal.errors import DiskFailed, EngineError, Invalid, JournalUnavailable
+from journal.errors import (
+    Damaged,
+    DiskFailed,
+    EngineError,
+    FileChanged,
+    Invalid,
+    JournalUnavailable,
+    Unreachable,
+)
 from journal.lifecycle import OBSERVATION as OWN
 from journal.log import OBSERVATIONS, Append, Moved, Row
 from journal.outcomes import Decide, Reported, check_reported, only_attempt
@@ -34,6 +43,7 @@ from journal.work import Work, note
 
 OBSERVATION = f"{OWN}/"
 _ATTEMPTS = 3
+_NOT_OURS = frozenset({Verdict.JOURNAL_REWOUND, Verdict.CLOSED})
 _LOOKED_AT = 1000
 """Observations of one release that are looked at, the newest; each kind is kept once a claim."""
 _WEIGHTS = {str(Said.CONFIRMED): 2, str(Said.REFUSED): 1}
@@ -57,8 +67,8 @@ class Observed(Struct, frozen=True):
 async def observe(record: Record, said: Reported, why: str, principal: str | None = None) -> str:
     """Keep a report as an observation; the digest of its entry. The same report is kept once.
 
-    Passes in any stage. Raises Invalid for what no entry can hold, ControlUnreadable,
-    JournalUnavailable or WriterStopped.
+    Passes in any stage, but not into a journal that was rolled back or is another's. Raises Invalid
+    for what no entry can hold, ControlUnreadable, JournalUnavailable or WriterStopped.
     """
     check_name("id", said.id, MAX_OPERATION)
     check_reported(said)
@@ -77,14 +87,29 @@ async def observe(record: Record, said: Reported, why: str, principal: str | Non
     with record.lock.held():
         for _ in range(_ATTEMPTS):
             try:
+                await _check_ours(record)
                 return await _append(record, facts, operation, principal)
             except Moved:
                 continue
+            except FileChanged:
+                await record.open_files()
             except DiskFailed as error:
                 raise poison(record, f"the journal's commit failed: {error}") from error
             except EngineError as error:
                 raise JournalUnavailable(f"the journal cannot be written: {error}") from error
     raise JournalUnavailable("the journal keeps moving")
+
+
+async def _check_ours(record: Record) -> None:
+    """Raises JournalUnavailable where an observation would go down with the wrong journal."""
+    try:
+        finding, _ = await record.examine()
+    except (Damaged, Unreachable):
+        return  # the store's files: what became of them is no fault of the journal
+    if finding.verdict in _NOT_OURS:
+        raise JournalUnavailable(
+            f"nothing is observed in this journal: {finding.detail}; report again once it is back"
+        )
 
 
 def _identity(facts: Observed) -> str:
@@ -137,14 +162,6 @@ async def _append(record: Record, facts: Observed, operation: str, principal: st
     )
     await log.append(Append(entries=[(OBSERVATIONS, entry)]), look)
     return entry.digest
-
-
-async def observed(record: Record, row: Work) -> Observed | None:
-    """What was observed of a release that tells its outcome; None: nothing does."""
-    found = await last_observed(record, row.id)
-    if found is None or not tells(found, row):
-        return None
-    return found
 
 
 async def last_observed(record: Record, release: str) -> Observed | None:

@@ -310,6 +310,16 @@ def before_attempt(row: Work, lane: Lane, terms: Terms, now: str, *, ask: bool) 
     return None
 
 
+def before_commitment(row: Work, evidence: str, *, ask: bool) -> Decide:
+    """A receipt was kept of a release that was never committed as far as the journal knows.
+
+    Then it has lost the commitment, or somebody acted without one: a person has to look at it.
+    """
+    said = Reported(row.id, Outcome.UNKNOWN)
+    why = f"a receipt of it was observed before its first commitment: {evidence}"
+    return _decide("unknown", row, said, why, maybe=True, ask=ask)
+
+
 # The receiver was asked.
 
 

@@ -14,12 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from journal.acceptance import COMMITTED_ACTION, Acceptance, Operation
+from journal.control import Doubt
+from journal.doubting import decision_after, is_doubtful
 from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_string
 from journal.errors import Invalid, JournalUnavailable, LeaseLost, OperationReused
 from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
-from journal.observing import decision_of, observed
-from journal.outcomes import PICKED_UP, Decide, before_attempt
+from journal.observing import last_observed
+from journal.outcomes import PICKED_UP, Decide, Outcome, before_attempt, before_commitment
 from journal.record import Record
 from journal.release import Report, report_of
 from journal.reports import (
@@ -46,6 +48,10 @@ _SLACK = 16
 _MOST_LOOKED_AT = 2000
 _HOLD = 15.0
 _STOPPED = 60.0
+_LOST = (
+    "a loss of the journal was accepted, and nobody has found out since whether an attempt of this "
+    "was in it: run `unrewind recover reconcile`"
+)
 
 
 class Asked(Struct, frozen=True):
@@ -248,7 +254,7 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
             if row.id in held:
                 picked.aside.append(works.hold(row.id, f"held: {held[row.id]}", _STOPPED))
                 continue
-            stopped = await _stopped(record, row, now, flawed)
+            stopped = await _stopped(record, row, now, flawed, ready.control.doubted)
             if stopped is None:
                 picked.rows.append(row)
             elif isinstance(stopped, Operation):
@@ -264,7 +270,7 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
 
 
 async def _stopped(
-    record: Record, row: Work, now: str, flawed: Mapping[str, int]
+    record: Record, row: Work, now: str, flawed: Mapping[str, int], doubt: Doubt | None
 ) -> Operation | Statement | None:
     """What keeps a due row from being attempted: a decision to make, or a hold to write."""
     lane = record.settings.lanes[row.lane]
@@ -279,14 +285,20 @@ async def _stopped(
         return None
     if row.entity in flawed:
         return works.hold(row.id, f"held: the history of {row.entity} is incomplete", _HOLD)
-    seen = await observed(record, row)
-    told = None if seen is None else decision_of(seen, row, ask=asks(record, row))
-    if seen is not None and told is not None and not told.report.maybe:
+    ask = asks(record, row)
+    seen = await last_observed(record, row.id)
+    told = await decision_after(record, row, seen, doubt, ask=ask)
+    if told is not None and not told.report.maybe:
         # The sweeper makes it a decision; where one was refused to it, this is the next chance.
         return operation_of(row, told, None, f"{row.id}/observed/{record.clock.fresh()}")
+    if await is_doubtful(record, row, doubt):
+        return works.hold(row.id, f"held: {_LOST}", _STOPPED)
+    if row.status == Status.READY and seen is not None and seen.outcome == Outcome.CONFIRMED:
+        doubted = before_commitment(row, seen.evidence or seen.why, ask=ask)
+        return operation_of(row, doubted, None, f"{row.id}/observed/{record.clock.fresh()}")
     if row.status == Status.RETRY:
         found = terms(record, row.lane)
-        stop = before_attempt(row, lane, found, now, ask=asks(record, row))
+        stop = before_attempt(row, lane, found, now, ask=ask)
         if stop is not None:
             return operation_of(row, stop, None, record.clock.fresh())
     return None

@@ -32,7 +32,7 @@ from journal.errors import (
     Unreachable,
     UnrewindError,
 )
-from journal.files import has_content, read_seen, someone_has, whole_or_absent, write_seen
+from journal.files import SeenFile, has_content, someone_has, whole_or_absent
 from journal.filesystem import check_filesystem
 from journal.lifecycle import Lifecycle
 from journal.locks import Presence, StopFile, TurnLock
@@ -72,8 +72,8 @@ class Record:
         self.projections: dict[str, Projection] = load_projections(settings.lifecycles)
         self.lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
         self.stop = StopFile(settings.beside("stop"))
-        self.seen_file = settings.journal_file.with_suffix(".seen")
-        self.witness = WitnessFile(settings.witness_file)
+        self.seen = SeenFile(settings.journal_file.with_suffix(".seen"))
+        self.witness = WitnessFile(settings.witness_file, settings.beside("witnessed"))
         self.store: SqliteStore | None = None
         self.log: SqliteLog | None = None
         self.control: Control | None = None
@@ -108,6 +108,7 @@ class Record:
         with self.lock.held():
             if not settings.journal_file.exists() and not settings.store_file.exists():
                 self._check_may_found(create=create)
+                self.witness.forget()
                 await self._found()
             await self.open_files(companion=companion)
             await self._finish_founding()
@@ -148,8 +149,8 @@ class Record:
         found = stamp_of(settings.store_file)
         wal = stamp_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
         settled = companion or wal is None or wal.size == 0  # a reader leaves an empty one
-        self._trusted = settled and found is not None and read_seen(self.seen_file) == found
-        self.doubtful = not self._trusted
+        self._trusted = settled and self.seen.names(found)
+        self.doubtful = not (self._trusted and self.seen.watched())
         self._unwitnessed = True
         if has_content(settings.journal_file):
             with contextlib.suppress(Unreachable, Damaged):
@@ -158,7 +159,6 @@ class Record:
             with contextlib.suppress(Unreachable, Damaged):
                 self.store = SqliteStore(settings.store_file, read_only=True)
         self.control = None
-        self._copied = 0
         if self._trusted and not self.read_only and await self._agrees():
             await self.open_for_writing()
         # Opening may itself write to the file; what was trusted before it still is.
@@ -288,7 +288,7 @@ class Record:
             await self.close_files()
             stamp = stamp_of(path)
             if stamp is not None and not touched:
-                write_seen(self.seen_file, stamp)
+                self.seen.note(stamp, watched=not self.doubtful)
 
     async def remember(self) -> None:
         """Let the witness follow the journal, unless that was rolled back or cannot be judged."""
@@ -409,13 +409,14 @@ class Record:
             seen = Seen(look, None)
         else:
             seen = await self._look_again(look, marker)
-        known = self.control
+        stale = self.control is None or self.control.sequence != look.control
+        if (stale or self._copied > look.control) and marker is not None and self.store is not None:
+            # Before control: a copy follows its entry, and may come between the two.
+            self._copied = (await self.store.read([tables.READ_CONTROL_SEQUENCE]))[0][0][0]
         try:
             control = await self.current_control(look)
         except ControlUnreadable as error:
             return Finding(Verdict.CLOSED, error.detail), seen
-        if control is not known and marker is not None and self.store is not None:
-            self._copied = (await self.store.read([tables.READ_CONTROL_SEQUENCE]))[0][0][0]
         if marker is not None and self._copied > control.sequence:
             seen = msgspec.structs.replace(seen, copied=self._copied)
         if not (witness or self._unwitnessed):
@@ -463,7 +464,7 @@ class Record:
         now = self.store.stamp()
         if self.stamp == now:
             return False
-        if self.stamp is not None and read_seen(self.seen_file) == now:
+        if self.stamp is not None and self.seen.names(now):
             self.stamp = now
             return False
         return True
@@ -482,7 +483,7 @@ class Record:
         """Trust the file no more until every head was compared: it is about to be rebuilt."""
         self._trusted = False
         self.stamp = None
-        self.seen_file.unlink(missing_ok=True)
+        self.seen.forget()
 
     def saw(self) -> None:
         """Remember the file as it is now: our own commit, or a comparison that was clean."""
@@ -491,7 +492,7 @@ class Record:
         now = self.store.stamp()
         if now != self.stamp:
             self.stamp = now
-            write_seen(self.seen_file, now)
+            self.seen.note(now, watched=not self.doubtful)
 
     def stopped_clean(self) -> bool:
         """Whether the file is as the last clean stop, a restore, or a live companion left it."""

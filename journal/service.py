@@ -290,7 +290,7 @@ async def _reopening(
 
 
 async def _next_witness(record: Record) -> Step | None:
-    if record.witness.stands_at(await record.look()):
+    if await record.witness.stands_at(record.journal(), await record.look()):
         return None
     return await record.next_witness()
 

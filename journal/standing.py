@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from journal import decrees
@@ -26,17 +27,21 @@ from journal.errors import (
     Damaged,
     DiskFailed,
     EngineError,
+    FenceFailed,
     FileChanged,
     Invalid,
     JournalUnavailable,
+    Refused,
     Unreachable,
     WriterStopped,
 )
+from journal.files import HEALING, remove_database
 from journal.formats import needs_of
 from journal.log import CONTROL, Append, Log, Look, Moved
 from journal.record import Record
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
+from journal.witness import Witness, WitnessUnreadable, witness_of
 
 LOGGER = logging.getLogger("unrewind")
 _NAMED = 10
@@ -79,6 +84,8 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
         return finding
     stamp = record.store.stamp()
     touched = record.touched()
+    if touched:
+        record.doubtful = True
     try:
         # A connection of its own: the record's shows pages as it has cached them, not as they stand
         # in a file that was overwritten in place.
@@ -191,14 +198,16 @@ async def append_control(
     """Append the control entry that ``build`` makes of the present control; the one after it.
 
     A token or a recovery's step is an acknowledgement too: a stopped writer gives none, and a
-    journal that was rolled back takes none.
+    journal that was rolled back takes none. Before this returns the store keeps a copy of the
+    entry and the witness has seen it, as far as each can: either is enough for a revocation to
+    outlive the journal's tail.
     """
     if record.poisoned is not None:
         raise WriterStopped(record.poisoned)
     with record.lock.held():
         for _ in range(_ATTEMPTS):
             try:
-                await _check_whole(record)
+                finding = await _check_whole(record)
                 look = await record.look()
                 control = await record.current_control(look)
                 built = build(control)
@@ -209,7 +218,11 @@ async def append_control(
                     entry, force = built
                     append = Append(entries=[(CONTROL, entry)], becomes=force)
                     await record.journal().append(append, look)
-                return await record.read_control()
+                control = await record.read_control()
+                if built is not None:
+                    await _show_witness(record)
+                    await _copy_to_store(record, finding)
+                return control
             except FileChanged:
                 await record.open_files()
             except Moved:
@@ -221,17 +234,86 @@ async def append_control(
     raise JournalUnavailable("the journal keeps moving")
 
 
-async def _check_whole(record: Record) -> None:
-    """Refuse to append to a journal that was rolled back. Raises JournalUnavailable."""
+async def _check_whole(record: Record) -> Finding | None:
+    """Refuse to append to a journal that was rolled back. Raises JournalUnavailable.
+
+    None: the store's files cannot be read, which is no fault of the journal.
+    """
     try:
         finding, _ = await record.examine()
     except (Damaged, Unreachable):
-        return  # the store's files: what became of them is no fault of the journal
+        return None
     if finding.verdict is Verdict.JOURNAL_REWOUND:
         raise JournalUnavailable(
             f"nothing is appended to a journal that was rolled back: {finding.detail}; "
             "see unrewind recover plan"
         )
+    return finding
+
+
+async def _copy_to_store(record: Record, finding: Finding | None) -> None:
+    """Copies of control into a store that is known to be the journal's; no other one is written to.
+
+    The entry stands in the journal whatever becomes of its copy: `settle` brings it later.
+    """
+    if finding is None or not finding.verdict.sound or record.guarded:
+        return
+    try:
+        if record.store is None or record.touched():
+            return
+        marker = await record.marker()
+        if marker is None:
+            return
+        entries = [row.entry() for row in await record.journal().control()]
+        rows = (await record.store.read([tables.READ_LAST_CONTROL]))[0]
+        last = tables.decisions_of(rows)
+        after = 0
+        if last and last[0].sequence <= len(entries):
+            after = last[0].sequence
+            if entries[after - 1].digest != last[0].digest:
+                after = 0  # another line's: written anew from the first
+        fence = tables.fence(marker, marker.place, marker.journalled)
+        await record.store.batch([fence, tables.copy_control(entries[after:])])
+        record.saw()
+    except DiskFailed as error:
+        poison(record, f"the store's commit failed: {error}")
+    except (EngineError, FenceFailed, FileChanged, Invalid) as error:
+        LOGGER.warning("the store keeps no copy of the last control entry yet: %s", error)
+
+
+async def _show_witness(record: Record) -> None:
+    """Let the witness see a control entry at once, whatever the comparison says of the store."""
+    finding = record.finding
+    try:
+        await record.remember()
+    finally:
+        record.finding = finding
+
+
+async def renew_witness(record: Record) -> tuple[Witness, Path | None]:
+    """Let the witness begin anew where it is damaged or gone; where the damaged one was moved.
+
+    What it remembered is given up: whether store and journal were rolled back together before this
+    is for a person to know. Raises Refused when the journal is known to have been rolled back,
+    WitnessUnreadable where there is one that can be read, or the system refuses.
+    """
+    with record.lock.held():
+        finding, seen = await examine(record, witness=True)
+        control = record.control
+        if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED} or control is None:
+            raise Refused(
+                f"the witness follows no journal like this: {finding.verdict}, {finding.detail}"
+            )
+        row = await record.journal().at(seen.look.position)
+        if row is None:
+            raise Refused("the journal's last entry cannot be read: see `unrewind verify`")
+        found = witness_of(control, seen.look, row.digest, record.clock.now())
+        try:
+            aside = record.witness.renew(found)
+        except OSError as error:
+            raise WitnessUnreadable(f"the witness cannot be written: {error}") from error
+    LOGGER.warning("the witness begins anew at %d entries", found.position)
+    return found, aside
 
 
 async def _raise_needs(record: Record, look: Look, control: Control, needs: int) -> None:
@@ -268,5 +350,20 @@ async def detect(record: Record, *, deep: bool) -> Finding:
         if not finding.verdict.sound and not record.stop.stands():
             with record.lock.held():
                 await close_tenant(record, finding)
+    if finding.verdict.sound:
+        drop_healing(record)
     record.finding = finding
     return finding
+
+
+def drop_healing(record: Record) -> None:
+    """Remove what a healing had built and never put in place: the journal that stands is whole.
+
+    Put in the place of that journal later, it would take back what was journalled since.
+    """
+    file = record.settings.journal_file
+    for suffix in HEALING:
+        try:
+            remove_database(file.with_name(file.name + suffix))
+        except OSError as error:
+            LOGGER.warning("%s%s is of no use any more: remove it: %s", file, suffix, error)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from journal.control import Running
+from journal.doubting import decision_after
 from journal.entry import MAX_INTEGER
 from journal.errors import (
     HistoryIncomplete,
@@ -25,7 +26,7 @@ from journal.errors import (
 )
 from journal.lanes import Effect, Lane
 from journal.log import OBSERVATIONS
-from journal.observing import Observed, decision_of, last_observed, observation_of
+from journal.observing import Observed, last_observed, observation_of
 from journal.outcomes import Change, after_expiry
 from journal.record import Record
 from journal.reports import (
@@ -140,7 +141,7 @@ async def _move(record: Record, row: Work) -> str | None:
         identity: str | None = None
         if row.effect == Effect.EXTERNAL:
             seen = await last_observed(record, row.id)
-            told = None if seen is None else decision_of(seen, row, ask=ask)
+            told = await decision_after(record, row, seen, ready.control.doubted, ask=ask)
             if told is not None and not told.report.maybe:
                 change, identity = told, f"{report_identity(row, told)}/{row.lease}"
             if has_ended(row.lease, ready.control.authority):
@@ -175,11 +176,24 @@ async def _absorb(record: Record) -> tuple[int, list[Moved]]:
             except HistoryIncomplete as error:
                 LOGGER.warning("observation of %s waits: %s", found.release, error)
                 waiting = min(waiting, after - 1)
-            except (Refusal, NotFound) as error:
+            except Refusal as error:
                 LOGGER.warning("observation of %s stays one: %s", found.release, error)
+            except NotFound as error:
+                # Of a release that is known, it waits for a decision of its entity.
+                LOGGER.warning("observation of %s stays one: %s", found.release, error)
+                if await _is_known(record, found.release):
+                    waiting = min(waiting, after - 1)
             else:
                 settled += [] if done is None else [done]
     return min(after, waiting), settled
+
+
+async def _is_known(record: Record, release: str) -> bool:
+    try:
+        await read_row(record, release)
+    except NotFound:
+        return False
+    return True
 
 
 async def _settle(record: Record, found: Observed, digest: str) -> Moved | None:
@@ -187,7 +201,8 @@ async def _settle(record: Record, found: Observed, digest: str) -> Moved | None:
     with record.lock.held():
         ready = await make_ready(record)
         row = await read_row(record, found.release)
-        change = decision_of(found, row, ask=asks(record, row))
+        doubt = ready.control.doubted
+        change = await decision_after(record, row, found, doubt, ask=asks(record, row))
         if change is None or row.effect != Effect.EXTERNAL or row.status not in COMMITTED:
             return None
         identity = f"{report_identity(row, change)}/{digest[:12]}"

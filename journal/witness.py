@@ -26,10 +26,11 @@ from journal.sqlite import sync_directory
 FORMAT = 1
 _LOCK_SECONDS = 2.0
 _PAUSE = 0.005
+_ASIDE = 1000
 
 
 class WitnessUnreadable(UnrewindError):
-    """The witness's file is there and cannot be read."""
+    """The witness's file is there and cannot be read, or was there and is gone."""
 
 
 class Witness(Struct, frozen=True):
@@ -95,11 +96,13 @@ class WitnessFile:
 
     ``fault`` says why it could not be read last, ``failed`` why it could not be written; None when
     it could. It only ever moves forward, and never from a place that the journal in hand
-    contradicts.
+    contradicts. ``note`` stands since a first witness was written: without it, one that is gone
+    would look like one that never was. One that is damaged or gone is replaced by ``renew`` alone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, note: Path | None = None) -> None:
         self.path = path
+        self.note = note
         self.fault: str | None = None
         self.failed: str | None = None
         self._written: tuple[int, str] | None = None
@@ -125,9 +128,19 @@ class WitnessFile:
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=Witness)
         except FileNotFoundError:
-            return None
-        except msgspec.MsgspecError as error:
-            raise WitnessUnreadable(f"{self.path} is damaged: {error}", damaged=True) from error
+            if self.note is None or not self.note.exists():
+                return None
+            raise WitnessUnreadable(
+                f"{self.path} is gone, and there was one: bring it back (is its disk mounted?), or "
+                "begin anew with `unrewind witness renew`",
+                renewable=True,
+            ) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise WitnessUnreadable(
+                f"{self.path} is damaged ({error}): bring a whole one back, or begin anew with "
+                "`unrewind witness renew`",
+                renewable=True,
+            ) from error
         except OSError as error:
             raise WitnessUnreadable(f"{self.path} cannot be read: {error.strerror}") from error
         if found.format > FORMAT:
@@ -136,24 +149,22 @@ class WitnessFile:
             )
         return found
 
-    def stands_at(self, look: Look) -> bool:
-        """Whether this process left it where the journal stands."""
-        return self._written is not None and self._written[0] == look.position
+    async def stands_at(self, log: Log, look: Look) -> bool:
+        """Whether this process left it where the journal stands, at the entry that it has there."""
+        if self._written is None or self._written[0] != look.position:
+            return False
+        row = await log.at(look.position)
+        return row is not None and row.digest == self._written[1]
 
     async def step(self, log: Log, control: Control, look: Look, now: str) -> Step | None:
         """The next step forward; None when there is none, or the journal contradicts the last one.
 
-        Raises WitnessUnreadable for one that another version wrote, or that the system refuses.
+        Raises WitnessUnreadable for one that cannot be read, or was there and is gone.
         """
         row = await log.at(look.position)
         if row is None:
             return None
-        try:
-            old = self._read()
-        except WitnessUnreadable as error:
-            if not error.members.get("damaged"):
-                raise
-            old = None
+        old = self._read()
         new = witness_of(control, look, row.digest, now)
         if old is None or (old.is_of(control) and old.ended(control)):
             return Step(old, new)
@@ -163,7 +174,7 @@ class WitnessFile:
         if at is None or at.digest != old.digest:
             return None
         if old.position == new.position:
-            self._written = (new.position, new.digest)
+            self._wrote(new)
             return None
         return Step(old, new)
 
@@ -174,11 +185,50 @@ class WitnessFile:
                 if self._read() != step.old:
                     return
             except WitnessUnreadable as error:
-                if not error.members.get("damaged"):
-                    raise OSError(error.detail) from error
-                self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
+                raise OSError(error.detail) from error
             self._write(step.new)
-        self._written = (step.new.position, step.new.digest)
+        self._wrote(step.new)
+
+    def renew(self, witness: Witness) -> Path | None:
+        """Begin anew where it is damaged or gone; where the damaged one was moved (None: gone).
+
+        Raises WitnessUnreadable where it stands for another reason, or can be read, and OSError.
+        """
+        aside = None
+        with self._locked():
+            try:
+                found = self._read()
+            except WitnessUnreadable as error:
+                if not error.members.get("renewable"):
+                    raise
+                aside = self._move_damaged()
+            else:
+                if found is not None:
+                    raise WitnessUnreadable(
+                        f"{self.path} is whole: there is nothing to renew. If it is the wrong one, "
+                        "move it away first"
+                    )
+            self._write(witness)
+        self.fault = None
+        self._wrote(witness)
+        return aside
+
+    def forget(self) -> None:
+        """A new tenant is founded: whatever witness there was is none of its own."""
+        if self.note is not None:
+            self.note.unlink(missing_ok=True)
+
+    def _move_damaged(self) -> Path | None:
+        for number in range(1, _ASIDE):
+            aside = self.path.with_name(f"{self.path.name}.damaged-{number}")
+            if not aside.exists():
+                with contextlib.suppress(FileNotFoundError):
+                    return self.path.rename(aside)
+                return None
+        raise OSError(f"{self.path.parent} is full of damaged witnesses: move them away")
+
+    def _wrote(self, witness: Witness) -> None:
+        self._written = (witness.position, witness.digest)
         self.failed = None
 
     def _write(self, witness: Witness) -> None:
@@ -191,6 +241,9 @@ class WitnessFile:
             os.close(handle)
         aside.replace(self.path)
         sync_directory(self.path.parent)
+        if self.note is not None and not self.note.exists():
+            self.note.touch()
+            sync_directory(self.note.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -107,6 +107,10 @@ class Work(Struct, frozen=True, array_like=True, gc=False):
         return self.status in FINISHED
 
 
+NOBODY = "?"
+"""The worker of an attempt that the journal may have lost: it is never proven to have ended."""
+
+
 def note(text: str) -> str:
     """Evidence as it is kept: one printable line of bounded length."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())

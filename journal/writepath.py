@@ -114,8 +114,8 @@ async def make_ready(record: Record) -> Ready:
         await hand_off(record, seen)
         finding, seen = await examine(record)
     if finding.verdict is Verdict.CLEAN and record.touched():
-        finding = await compare_heads(record, finding)
         record.doubtful = True
+        finding = await compare_heads(record, finding)
     record.finding = finding
     if finding.verdict is not Verdict.CLEAN:
         await close_tenant(record, finding)
@@ -171,6 +171,7 @@ async def _doubt_steps(record: Record, ready: Ready) -> None:
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be read or written: {error}") from error
     record.doubtful = False
+    record.seen.watch(record.stamp)
 
 
 async def decide(

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from journal.acceptance import COMMITTED_ACTION
 from journal.admission import MEASURED_OVER, capacity, drain_seconds
-from journal.control import Control, Opening, Running, Stage
+from journal.control import TENANT, Control, Opening, Running, Stage
 from journal.data import hash_of
+from journal.doubting import is_doubtful
 from journal.errors import (
     DiskFailed,
     EngineError,
@@ -35,9 +36,10 @@ from journal.store.sqlite import SqliteStore
 from journal.work import CLAIMABLE, Status, Work
 from journal.writepath import loads_of
 
-WAIVABLE = ("owners", "reconciled", "holds", "trial", "backlog")
+WAIVABLE = ("owners", "healed", "reconciled", "holds", "trial", "backlog")
 """Keys of the tests that a person may answer for; the others are facts about the files."""
 
+_LET_OUT = frozenset({Stage.EXTERNAL, Stage.OPEN})
 _NAMED = 10
 _PAGE = 500
 
@@ -185,16 +187,30 @@ async def _open_work(
 
 async def _for_external(record: Record, control: Control) -> list[Lacking]:
     found = []
+    healed = await _of_healing(record, control)
+    if healed is not None:
+        found.append(healed)
     if await _needs_reconciling(record, control):
-        waiting = 0
+        waiting, doubted = 0, 0
         async for rows, spoiled in _open_work(record, Effect.EXTERNAL):
             waiting += len(rows) + len(spoiled)
+            for row in rows:
+                doubted += await is_doubtful(record, row, control.doubted)
         if waiting:
             found.append(
                 Lacking(
                     "reconciled",
                     f"{_count(waiting, 'release is', 'releases are')} open and not reconciled in "
                     f"generation {control.authority.generation}: run `unrewind recover reconcile`",
+                )
+            )
+        if doubted:
+            found.append(
+                Lacking(
+                    "doubted",
+                    f"a loss of the journal was accepted, and attempts of "
+                    f"{_count(doubted, 'open release', 'open releases')} may have been in it: run "
+                    "`unrewind recover reconcile`; nobody can waive this",
                 )
             )
     mute = [
@@ -208,6 +224,35 @@ async def _for_external(record: Record, control: Control) -> list[Lacking]:
             Lacking("holds", f"stopped, and nobody said why: {_names(mute)}; resume or name it")
         )
     return found
+
+
+async def _of_healing(record: Record, control: Control) -> Lacking | None:
+    """What a person has to look at once after a journal was healed; None: somebody has.
+
+    The last words of control may have been lost with the journal's tail, and nobody can prove that
+    none were.
+    """
+    if not control.rebased:
+        return None
+    entries = [row.entry() for row in await record.journal().control()]
+    if any(
+        entry.envelope.entity == TENANT and entry.envelope.outcome.state in _LET_OUT
+        for entry in entries[control.rebased :]
+    ):
+        return None
+    facts = msgspec.json.decode(entries[control.rebased - 1].body)
+    witness = facts.get("witness")
+    since = "lately" if witness is None else f"after {witness['at']}"
+    tokens = [token.name or token.id for token in control.tokens.values() if not token.revoked]
+    lanes = [name for name, state in control.lanes.items() if state.running is not Running.ON]
+    return Lacking(
+        "healed",
+        f"the journal was healed, and what was revoked or stopped {since} may be lost with its "
+        f"tail. Look at the tokens in force ({_names(sorted(tokens)) or 'none'}), the stops "
+        f"({_names(sorted(control.holds)) or 'none'}) and the lanes that do not run "
+        f"({_names(sorted(lanes)) or 'none'}); revoke and stop what should be, then name it with "
+        "--despite healed",
+    )
 
 
 async def _needs_reconciling(record: Record, control: Control) -> bool:
@@ -248,9 +293,22 @@ async def _for_open(record: Record, control: Control) -> list[Lacking]:
 async def _of_trial(record: Record) -> Lacking | None:
     """What is wrong with what the stage external has let out so far; None: nothing."""
     position, opening = await _let_out_since(record)
-    tried = await _committed_since(record, position)
+    tried, unreadable = await _committed_since(record, position)
+    if unreadable:
+        return Lacking(
+            "trial",
+            f"entries at {_names(unreadable)} cannot be read, so nobody knows all that was let "
+            "out: `unrewind verify` says more; name it with --despite trial",
+        )
     wanted = sorted(tried.union(opening.releases))
     rows = works.rows_of((await store_of(record).read([works.read_work(wanted)]))[0])
+    strange = sorted(set(opening.releases) - {row.id for row in rows})
+    if strange:
+        return Lacking(
+            "trial",
+            f"there is no release {_names(strange)}: name some that exist with --to external "
+            "--releases, or name it with --despite trial",
+        )
     unknown = [row.id for row in rows if row.status in {Status.UNKNOWN, Status.DEAD}]
     if unknown:
         return Lacking(
@@ -264,8 +322,17 @@ async def _of_trial(record: Record) -> Lacking | None:
     waiting = [row.id for row in rows if not row.over]
     if waiting:
         return _yet(f"named and not let out yet: {_names(waiting)}")
-    if not tried and await _waits_in(record, opening.lanes):
+    if tried:
+        return None
+    if await _waits_in(record, opening.lanes):
         return _yet(f"nothing of {_names([*opening.lanes])} has been let out yet")
+    external = tuple(name for name, lane in record.settings.lanes.items() if lane.external)
+    if await _waits_in(record, external):
+        return Lacking(
+            "trial",
+            "nothing was tried: what was named had ended before or does not wait, and other "
+            "releases do; name some of them with --to external, or name it with --despite trial",
+        )
     return None
 
 
@@ -291,20 +358,27 @@ async def _let_out_since(record: Record) -> tuple[int, Opening]:
     return position, Opening(tuple(sorted(lanes)), tuple(sorted(releases)))
 
 
-async def _committed_since(record: Record, position: int) -> set[str]:
-    """The releases of which the journal took a commitment after a position."""
+async def _committed_since(record: Record, position: int) -> tuple[set[str], list[str]]:
+    """The releases of which the journal took a commitment after a position.
+
+    With the positions, in words, of the entries that cannot be read.
+    """
     found: set[str] = set()
+    unreadable: list[str] = []
     while rows := await record.journal().feed(position, _PAGE):
         position = rows[-1].position
         for row in rows:
             if row.stream != DECISIONS:
                 continue
-            envelope = row.entry().envelope
-            if envelope.action == COMMITTED_ACTION and is_report(
-                envelope.action, envelope.body.type
-            ):
-                found.add(report_of(row.body).release)
-    return found
+            try:
+                envelope = row.entry().envelope
+                if envelope.action == COMMITTED_ACTION and is_report(
+                    envelope.action, envelope.body.type
+                ):
+                    found.add(report_of(row.body).release)
+            except Invalid:
+                unreadable.append(f"position {row.position}")
+    return found, unreadable
 
 
 async def _waits_in(record: Record, lanes: tuple[str, ...]) -> bool:

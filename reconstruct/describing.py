@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconstruct.planning import JOURNAL, Plan
-from reconstruct.remains import HealingSurvey, told
+from reconstruct.remains import HealingSurvey, told, unknown
 
 MOST = 20
 """Items of one list that are told one by one."""
@@ -62,16 +62,8 @@ def _heal(healing: HealingSurvey) -> list[str]:
             for item in healing.broken
         ]
     )
-    if healing.others is None:
-        lines.append(
-            "entries that callers sealed themselves, and observations, cannot be brought back; "
-            "without a witness nobody can say how many there were"
-        )
-    elif healing.others:
-        lines.append(
-            f"{healing.others} entries that callers sealed themselves, or observations, cannot be "
-            "brought back: what hangs on them stays held"
-        )
+    if healing.loss is None:
+        lines.append(unknown(healing))
     return lines
 
 

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 from journal.acceptance import Place
 from journal.control import Authority, Control, Stage, tip_of
+from journal.detection import is_outlived
 from journal.errors import EngineError, FileChanged, Refused
 from journal.log import Look
 from journal.record import Record
 from journal.settings import Settings
 from journal.standing import LOGGER
 from journal.store import tables
+from journal.store.tables import Marker
 
 
 @contextmanager
@@ -73,12 +75,30 @@ async def raise_in_store(record: Record, generation: int) -> None:
             return
         if (marker.tenant, marker.instance) != (settings.tenant, settings.instance):
             return
+        if await _is_given_up(record, marker):
+            return
         trusted = not record.touched()
         await record.open_for_writing()
         place = marker.place
         raised = Place(place.history, generation, place.sequence, place.digest)
-        await record.store.batch([tables.fence(marker, raised, marker.journalled)])
+        statements = [tables.fence(marker, raised, marker.journalled)]
+        control = record.control
+        if control is not None and is_outlived(control, marker):
+            # Of the generation in force they would say that the journal lost them.
+            statements.append(tables.drop_control_above(control.sequence))
+        await record.store.batch(statements)
         if trusted:
             record.saw()
     except EngineError as error:
         LOGGER.warning("the generation stands in control alone, the store refused: %s", error)
+
+
+async def _is_given_up(record: Record, marker: Marker) -> bool:
+    """Whether the store is ahead of a journal that was healed without it.
+
+    Of the generation in force it would look as if its decisions only waited for their handoff.
+    """
+    control = record.control
+    if control is None or not is_outlived(control, marker):
+        return False
+    return await record.journal().place(marker.place.sequence) is None

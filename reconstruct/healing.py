@@ -14,21 +14,29 @@ import msgspec
 from msgspec import Struct
 
 from journal import decrees
-from journal.control import REBASE, Control, fold
-from journal.detection import Verdict
+from journal.control import REBASE, Control, fold, tip_of
+from journal.detection import Seen, Verdict, compare
 from journal.entry import Entry
-from journal.errors import ConstraintFailed, EngineError, Refused
-from journal.files import has_content
+from journal.errors import ConstraintFailed, Damaged, EngineError, Refused
+from journal.files import HEALING, has_content, remove_database
 from journal.formats import FORMAT
 from journal.log import CONTROL, DECISIONS, Append, FlawRow, Look
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
 from journal.sqlite import SIDE_FILES, sync_directory, sync_file
 from journal.standing import LOGGER, examine
+from journal.store import tables
 from reconstruct.fencing import at_stage
 from reconstruct.remains import Broken, HealingSurvey, Known, Loss, Span, told
-from reconstruct.salvage import Salvage, Taken, interrupted, pages, salvage_of, survey_healing
+from reconstruct.salvage import (
+    Salvage,
+    Taken,
+    pages,
+    salvage_of,
+    survey_healing,
+)
 from reconstruct.snapshots import move_aside
+from reconstruct.unfinished import interrupted, newest_aside
 
 __all__ = ["Healed", "HealingSurvey", "Known", "Loss", "Span", "heal", "survey_healing"]
 
@@ -40,7 +48,8 @@ class Healed(Struct, frozen=True):
     """What ``heal`` did: see ``HealingSurvey``.
 
     ``replaced`` is where the old journal lies (None: there was none). Entries that callers sealed
-    and observations do not come back; ``others`` counts those that are known to be missing.
+    and observations do not come back; ``others`` counts those that are known to be missing, which
+    may not be all.
     """
 
     generation: int
@@ -99,24 +108,20 @@ def _check_loss(survey: HealingSurvey, accepted: str | None) -> None:
 # Building.
 
 
-def _aside(record: Record, suffix: str) -> Path:
-    """`.healing` while it is built, `.healed` once it is whole."""
+def _asides(record: Record) -> tuple[Path, Path]:
+    """Where the new journal is while it is built, and where once it is whole."""
     file = record.settings.journal_file
-    return file.with_name(file.name + suffix)
-
-
-def _remove(path: Path) -> None:
-    for suffix in ("", *SIDE_FILES):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    building, whole = (file.with_name(file.name + suffix) for suffix in HEALING)
+    return building, whole
 
 
 async def _build(
     record: Record, salvage: Salvage, look: Look, principal: str | None, progress: Progress
 ) -> bool:
     """The new journal, whole, beside the old one; False when the old one moved meanwhile."""
-    building = _aside(record, ".healing")
-    _remove(building)
-    _remove(_aside(record, ".healed"))
+    building, whole = _asides(record)
+    remove_database(building)
+    remove_database(whole)
     building.parent.mkdir(parents=True, exist_ok=True)
     old = record.log
     if old is not None:
@@ -126,6 +131,7 @@ async def _build(
         if old is not None and await log.look() != look:
             return False
         await _fill(record, log, salvage, principal, progress)
+        await _check_healed(record, log)
     except ConstraintFailed as error:
         raise Refused(f"the store's entries do not fit into the journal: {error}") from error
     finally:
@@ -135,7 +141,7 @@ async def _build(
             raise Refused(f"{building} is in use by another process: end it and try again")
         building.with_name(building.name + suffix).unlink(missing_ok=True)
     sync_file(building)
-    building.rename(_aside(record, ".healed"))
+    building.rename(whole)
     sync_directory(building.parent)
     return True
 
@@ -174,6 +180,26 @@ async def _fill(
         ),
         await log.look(),
     )
+
+
+async def _check_healed(record: Record, log: SqliteLog) -> None:
+    """Refuse a result beside which the store would show once more that the journal is older."""
+    marker = await record.marker()
+    if marker is None or record.store is None:
+        return
+    look = await log.look()
+    control = fold([row.entry() for row in await log.control()], record.settings.tenant)
+    (copied,), *_ = (await record.store.read([tables.READ_CONTROL_SEQUENCE]))[0]
+    at_marker = await log.place(marker.place.sequence)
+    at_journalled = await log.place(marker.journalled)
+    tip = tip_of(control.authority, look.last).digest  # what the store holds there is no matter
+    seen = Seen(look, marker, at_marker, at_journalled, tip, copied)
+    finding = compare(control, seen, record.settings.instance)
+    if finding.verdict is Verdict.JOURNAL_REWOUND:
+        raise Refused(
+            f"the journal is left as it is, for healed it would fall short again: {finding.detail}."
+            " Move the store's file away and apply again: it is rebuilt from the journal"
+        )
 
 
 def _abandoned_anew(salvage: Salvage) -> set[str]:
@@ -241,16 +267,14 @@ def _rebase(
     )
 
 
-def _doubted(survey: HealingSurvey) -> dict[str, Any] | None:
+def _doubted(survey: HealingSurvey) -> dict[str, Any]:
     """The loss as the entry keeps it: where it stands, every open release is to be doubted.
 
-    Without a witness nobody can say that nothing else was lost.
+    One stands after every healing: what was journalled after the witness looked is not known.
     """
-    if survey.loss is not None:
-        return {**msgspec.to_builtins(survey.loss), "known": True}
-    if survey.witness is None:
-        return {"name": None, "decisions": [], "control": [], "parted": False, "known": False}
-    return None
+    loss = survey.loss or Loss("", [], [], parted=False)
+    named = {"name": None} if survey.loss is None else {"name": loss.name}
+    return {**msgspec.to_builtins(loss), **named, "known": survey.loss is not None}
 
 
 # Putting in place.
@@ -270,7 +294,7 @@ async def _put_in_place(record: Record, look: Look | None) -> bool:
                 return False
         await record.close_files()
         move_aside(file)
-        _aside(record, ".healed").rename(file)
+        _asides(record)[1].rename(file)
         sync_directory(file.parent)
         await record.open_files()
     await record.remember()
@@ -279,16 +303,19 @@ async def _put_in_place(record: Record, look: Look | None) -> bool:
 
 
 def _readable(file: Path) -> bool:
+    """Whether it is no damaged one: also while it cannot be reached."""
     try:
         SqliteLog(file, read_only=True).database.close()
-    except EngineError:
+    except Damaged:
         return False
+    except EngineError:
+        return True
     return True
 
 
 async def _finish_interrupted(record: Record) -> Healed | None:
     """Put a journal in place that an earlier healing had built and not yet put there."""
-    if await interrupted(record.settings, record.witness.read()) is None:
+    if await interrupted(record) is None:
         return None
     await _put_in_place(record, None)
     return await _told(record)
@@ -301,15 +328,11 @@ async def _told(record: Record) -> Healed:
     facts = msgspec.json.decode(last.body)
     loss = facts["loss"]
     known = loss is not None and loss["known"]
+    aside = newest_aside(record.settings.journal_file)
     return Healed(
         generation=last.envelope.generation,
         **facts["healed"],
         others=facts["others"],
         loss=msgspec.convert(loss, Loss) if known else None,
-        replaced=_newest_aside(record.settings.journal_file),
+        replaced=None if aside is None else str(aside),
     )
-
-
-def _newest_aside(file: Path) -> str | None:
-    found = sorted(file.parent.glob(f"replaced-{file.stem}-*"))
-    return str(found[-1]) if found else None

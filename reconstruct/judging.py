@@ -23,7 +23,7 @@ from journal.lifecycle import RELEASE_ACTIONS, Lifecycle
 from journal.log import Row
 from journal.outcomes import Change, Decide, Put, Reported, Told, after_answer, repeatable
 from journal.release import Report, is_report, report_of
-from journal.work import Status, Work, after_seconds, finish, note, seconds_since
+from journal.work import NOBODY, Status, Work, after_seconds, finish, note, seconds_since
 
 
 class Finding(StrEnum):
@@ -183,6 +183,10 @@ def _mismatch(row: Work, entry: Entry) -> str | None:
             return f"it was permitted for version {release.version}, not {row.version}"
         if release.digest != row.digest:
             return f"it was permitted for content {release.digest}, not {row.digest}"
+        if (release.lane, release.receiver) != (row.lane, row.receiver):
+            return f"it was permitted in lane {release.lane} for {release.receiver or 'workers'}"
+        if release.recipient != row.recipient:
+            return f"it was permitted for recipient {release.recipient}, not {row.recipient}"
         return None
     return f"{envelope.action} at revision {envelope.revision} permits no such release"
 
@@ -203,13 +207,15 @@ class Basis(Struct, frozen=True):
     """What a row is judged on beside the answer: its lane's terms, the time, its receiver.
 
     ``poll`` is in seconds; ``names_digest`` says that the receiver declares to name the content's
-    digest.
+    digest, ``doubtful`` that the journal may have lost an attempt of the row: then nothing but what
+    the receiver says for good (done, refused, void) tells what became of it.
     """
 
     terms: Terms
     now: str
     poll: float
     names_digest: bool
+    doubtful: bool = False
 
 
 class Answer(Struct, frozen=True):
@@ -227,7 +233,7 @@ class Answer(Struct, frozen=True):
 def by_itself(row: Work, past: Past, *, doubtful: bool) -> Judgement | None:
     """What can be told of a release without asking anybody; None: its receiver is to be asked.
 
-    ``doubtful`` says that the journal may have lost a commitment of it.
+    ``doubtful`` says that the journal may have lost an attempt of it.
     """
     if row.status == Status.READY and not doubtful:
         if past.stale is not None:
@@ -250,7 +256,7 @@ def unanswered(row: Work, why: str, basis: Basis, *, ask: bool) -> Judgement:
 
     ``ask`` says that its receiver is to be asked again.
     """
-    if row.status == Status.RETRY and not row.maybe:
+    if row.status == Status.RETRY and not row.maybe and not basis.doubtful:
         return Judgement(Finding.WAITING, f"no attempt of it can have had its effect; {why}")
     return _held(row, Finding.UNREACHABLE if ask else Finding.HELD, why, basis, ask=ask)
 
@@ -266,6 +272,9 @@ def told(row: Work, answer: Answer, basis: Basis) -> Judgement:
         if row.committed is None:
             why = f"{evidence}: when it was first committed is not known, so that proves nothing"
         return _held(row, Finding.HELD, why, basis, ask=False)
+    if basis.doubtful and answer.told not in {Told.REFUSED, Told.VOID}:
+        why = f"{evidence}; an attempt that the journal has lost may still have its effect"
+        return _held(row, Finding.HELD, why, basis, ask=True)
     before = msgspec.structs.replace(row, worker=None, started=now) if answer.ended else row
     over = row.worker is None or answer.ended
     change = after_answer(
@@ -316,7 +325,7 @@ def _held(
     """Held as of unknown outcome; one that is held already, or a dead letter, stays as it is."""
     if row.status == Status.DEAD:
         return Judgement(found, f"a dead letter; {why}")
-    if row.status == Status.UNKNOWN:
+    if row.status == Status.UNKNOWN and not basis.doubtful:
         due = after_seconds(basis.now, basis.poll) if ask else None
         kept = msgspec.structs.replace(row, last_error=note(why), due=due)
         if ended:
@@ -324,14 +333,20 @@ def _held(
         return Judgement(found, why, Put(kept))
     report = Report(
         release=row.id,
-        worker=row.worker,
+        worker=NOBODY if basis.doubtful else row.worker,
         execution=row.execution,
         evidence=note(why),
         maybe=True,
         ask=ask,
-        ended=ended,
+        ended=ended and not basis.doubtful,
     )
     return Judgement(found, why, Decide(f"{RELEASE_ACTIONS}unknown", report))
+
+
+def contradicted(row: Work, wrong: str, basis: Basis) -> Judgement:
+    """What becomes of a release that could go on, and is not what was permitted."""
+    why = f"it is not what was permitted: {wrong}"
+    return _held(row, Finding.HELD, why, basis, ask=False)
 
 
 def by_observation(decided: Decide) -> Judgement:

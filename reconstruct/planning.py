@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -25,8 +26,9 @@ from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from reconstruct.cutting import lineage_of
+from reconstruct.kept import find_kept
 from reconstruct.orders import Hole, lost_above, size_of
-from reconstruct.replay import Replay
+from reconstruct.replay import Lineage, Replay
 from reconstruct.salvage import HealingSurvey, survey_healing
 from reconstruct.scratch import scratch
 from reconstruct.working import check_declared
@@ -229,6 +231,7 @@ class Survey(Struct, frozen=True):
     plan: Plan
     base: Base
     faulty: tuple[FlawRow, ...]
+    kept: tuple[Lineage, ...] = ()
 
 
 async def find_faulty(log: Log) -> tuple[FlawRow, ...]:
@@ -287,21 +290,22 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     control = await record.current_control(seen.look)
     if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
         raise Refused(f"there is nothing to reconstruct from: {finding.detail}")
-    base, stale, fresh = await _compare(record, control, seen)
+    faulty = await find_faulty(log)
+    base, stale, fresh, kept = await _compare(record, control, seen, again=bool(faulty))
     tip = tip_of(control.authority, seen.look.last)
     replay = Replay(record.lifecycles)
-    faulty = await find_faulty(log)
     rebuild: list[str] = []
     if not fresh:
         undone = {decision.entity for decision in base.local_only}
         again = {flaw.entity for flaw in faulty}
-        rebuild = await _with_their_kind(record, log, {*stale, *undone, *again})
+        short = {lineage.stop.entity for lineage in kept}
+        rebuild = await _with_their_kind(record, log, {*stale, *undone, *again, *short})
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
     forked = [entity for entity in replay.stops if await log.forks(entity)]
     if forked:
         # The order cannot tell which of two decisions in one place counts; their entity can.
         rebuild = await _with_their_kind(record, log, {*rebuild, *forked})
-    await take_lineages(log, rebuild, replay)
+    await take_lineages(log, rebuild, replay, kept)
     for entity in rebuild:
         await _rehearse_rebuild(log, entity, replay, record.lifecycles)
     last = seen.look.last
@@ -332,7 +336,7 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
         fresh_store=fresh,
         lost=_lost(log, control, base.common, replay),
     )
-    return Survey(identified(plan), base, faulty)
+    return Survey(identified(plan), base, faulty, tuple(kept))
 
 
 def identified(plan: Plan) -> Plan:
@@ -349,12 +353,20 @@ def _lost(log: SqliteLog, control: Control, common: int, replay: Replay) -> list
     return lost if size_of(lost) > told else []
 
 
-async def take_lineages(log: Log, rebuild: Sequence[str], replay: Replay) -> None:
-    """Let a replay of these entities begin anew, and follow one lineage where there are two."""
+async def take_lineages(
+    log: Log, rebuild: Sequence[str], replay: Replay, kept: Sequence[Lineage]
+) -> None:
+    """Let a replay of these entities begin anew, and follow one lineage where there are two.
+
+    Those in ``kept`` lost a decision in the journal: they are followed up to there.
+    """
     for entity in rebuild:
         replay.stops.pop(entity, None)
         lineage = await lineage_of(log, entity)
         if lineage is not None:
+            replay.take_lineage(lineage)
+    for lineage in kept:
+        if lineage.stop.entity not in replay.stops:
             replay.take_lineage(lineage)
 
 
@@ -375,8 +387,20 @@ async def _with_their_kind(record: Record, log: Log, entities: set[str]) -> list
     return sorted(entities)
 
 
-async def _compare(record: Record, control: Control, seen: Seen) -> tuple[Base, list[str], bool]:
-    """The base, entities whose rows are not the journal's, and whether to build a new store."""
+class _Compared(NamedTuple):
+    """The base, entities whose rows are not the journal's, and whether to build a new store.
+
+    ``kept`` says how far to follow entities that lost a decision in the journal.
+    """
+
+    base: Base
+    stale: Sequence[str] = ()
+    fresh: bool = False
+    kept: Sequence[Lineage] = ()
+
+
+async def _compare(record: Record, control: Control, seen: Seen, *, again: bool) -> _Compared:
+    """How the store stands to the journal; ``again``: some entity is rebuilt in any case."""
     marker = seen.marker
     if record.store is None or marker is None:
         return _FRESH
@@ -390,22 +414,26 @@ async def _compare(record: Record, control: Control, seen: Seen) -> tuple[Base, 
         return _FRESH
     try:
         base = await find_base(store, record.journal(), control, seen)
+        if trusted and not (base.local_only or again):
+            return _Compared(base)
+        log, cuts = record.journal(), control.abandoned
         if trusted:
-            return base, [], False
-        if await is_torn(store, record.journal(), base.common):
+            return _Compared(base, kept=await find_kept(store, log, cuts, base.common))
+        if await is_torn(store, log, base.common):
             # Nothing of it is built on; what can still be read of its own is named all the same.
-            return Base(0, base.local_only), [], True
-        stale = set(await find_stale(store, record.journal(), base.common))
+            return _Compared(Base(0, base.local_only), fresh=True)
+        stale = set(await find_stale(store, log, base.common))
         # A row ahead of the base says what some later decision left; the walk would meet it again.
         ahead = (await store.read([tables.entities_above(base.common)]))[0]
-        return base, sorted(stale.union(entity for (entity,) in ahead)), False
+        kept = await find_kept(store, log, cuts, base.common)
+        return _Compared(base, sorted(stale.union(entity for (entity,) in ahead)), kept=kept)
     except Damaged:
         return _FRESH
     finally:
         await store.close()
 
 
-_FRESH: tuple[Base, list[str], bool] = (Base(0, ()), [], True)
+_FRESH = _Compared(Base(0, ()), fresh=True)
 
 
 async def _rehearse(

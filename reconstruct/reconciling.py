@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from journal.asking import Question, is_dead
-from journal.control import REBASE, Abandoned, Control
+from journal.control import Abandoned, Doubt
+from journal.doubting import is_doubtful
 from journal.errors import (
     FenceFailed,
     FileChanged,
@@ -27,7 +28,7 @@ from journal.errors import (
 )
 from journal.lanes import Contract, Effect
 from journal.observing import decision_of, last_observed, observe
-from journal.outcomes import Outcome, Reported, Told
+from journal.outcomes import Outcome, Put, Reported, Told
 from journal.record import Record
 from journal.reports import GENERATION_BITS, asks, has_ended, terms, write_ready
 from journal.standing import LOGGER
@@ -46,6 +47,7 @@ from reconstruct.judging import (
     Reading,
     by_itself,
     by_observation,
+    contradicted,
     ended,
     of_command,
     stopped_action,
@@ -53,6 +55,7 @@ from reconstruct.judging import (
     unanswered,
     way_out,
 )
+from reconstruct.rederiving import derived
 from reconstruct.settling import Batch
 
 PAGE = 200
@@ -71,16 +74,15 @@ START: Cursor = ("", 0)
 class Run(Struct, frozen=True):
     """One reconciliation, begun with so many releases to judge in ``total``.
 
-    ``again`` are the findings of this generation that are looked at anew. ``doubted`` is set where
-    a loss was accepted: of every release that was permitted up to then, the journal may have lost a
-    commitment.
+    ``again`` are the findings of this generation that are looked at anew. ``doubted`` is the loss
+    that was accepted last, if one ever was.
     """
 
     generation: int
     began: str
     total: int
     again: tuple[Finding, ...]
-    doubted: str | None
+    doubted: Doubt | None
 
 
 class Seen(Struct, frozen=True):
@@ -172,27 +174,16 @@ async def look(record: Record) -> Run:
         now: str = (await ready.store.read([works.READ_NOW]))[0][0][0]
         complete = control.reconciled == generation
         again = UNRESOLVED if complete else (Finding.UNREACHABLE,)
+        if complete and control.doubted is not None:
+            again = (*again, Finding.CANCELLED)  # it may be permitted anew by now
         live = generation << GENERATION_BITS
         left, counted = await ready.store.read(
             [reconciled.count_left(generation, now, live), reconciled.count(generation)]
         )
         total = left[0][0] + sum(number for found, number, _ in counted if found in again)
-        doubted = None if complete else await _doubted(record, control)
-        return Run(generation, now, total, again, doubted)
+        return Run(generation, now, total, again, control.doubted)
 
     return await steadily(record, step)
-
-
-async def _doubted(record: Record, control: Control) -> str | None:
-    """When a loss was accepted that no reconciliation has answered for yet; None: there is none."""
-    found: str | None = None
-    for row in await record.journal().control():
-        envelope = row.entry().envelope
-        if envelope.action != REBASE or envelope.generation <= (control.reconciled or 0):
-            continue
-        if msgspec.json.decode(row.body).get("loss"):
-            found = envelope.recorded
-    return found
 
 
 async def next_page(
@@ -221,29 +212,23 @@ async def next_page(
         questions = [
             Question(row.id, row.receiver or "", row.digest, row.attempts, now[0][0])
             for _, row in rows
-            if _is_to_be_asked(record, ready, run, row)
+            if await _is_to_be_asked(record, ready, run, row)
         ]
         return Page([seen_of(row) for _, row in rows], questions, spoiled, end)
 
     return await steadily(record, step)
 
 
-def _is_to_be_asked(record: Record, ready: Ready, run: Run, row: Work) -> bool:
-    if row.effect != Effect.EXTERNAL or row.over or _is_live(ready, row):
+async def _is_to_be_asked(record: Record, ready: Ready, run: Run, row: Work) -> bool:
+    if row.effect != Effect.EXTERNAL or row.over or _is_live(ready, row) or not asks(record, row):
         return False
-    if row.status == Status.READY and not _is_doubtful(run, row):
-        return False
-    return asks(record, row)
+    return row.status != Status.READY or await is_doubtful(record, row, run.doubted)
 
 
 def _is_live(ready: Ready, row: Work) -> bool:
     """Whether an attempt of this very generation is under way: it will report by itself."""
     ended = has_ended(row.lease, ready.control.authority)
     return row.status == Status.RUNNING and row.lease > 0 and not ended
-
-
-def _is_doubtful(run: Run, row: Work) -> bool:
-    return run.doubted is not None and row.created <= run.doubted
 
 
 # Taking answers in.
@@ -317,7 +302,7 @@ async def _judge_page(
         if row is None or seen != seen_of(row) or _is_live(ready, row):
             continue
         past = await _past_of(record, row, ready.control.abandoned.get(row.entity or "", ()))
-        doubtful = _is_doubtful(run, row)
+        doubtful = await is_doubtful(record, row, run.doubted)
         judged = await _judge(batch, row, past, heard.get(row.id), flawed, doubtful=doubtful)
         if judged is None:
             continue
@@ -371,9 +356,23 @@ async def _judge(
         return _of_incomplete(batch, row, heard)
     judged = by_itself(row, past, doubtful=doubtful)
     happened = heard is not None and heard.told is Told.DONE
-    if judged is not None and not happened:
-        return judged
-    return await _by_evidence(batch, row, heard, doubtful=doubtful)
+    if judged is None or happened:
+        judged = await _by_evidence(batch, row, heard, doubtful=doubtful)
+    if past.wrong is not None and judged.found in {Finding.WAITING, Finding.UNDONE}:
+        return await _mended(batch, row, past.wrong, doubtful=doubtful)
+    return judged
+
+
+async def _mended(batch: Batch, row: Work, wrong: str, *, doubtful: bool) -> Judgement:
+    """A row that contradicts its permission, made anew from the journal; held where it cannot be.
+
+    Only one with which nothing can have begun is made anew.
+    """
+    if _is_untouched(row) and not doubtful:
+        anew = await derived(batch.record, row)
+        if anew is not None:
+            return Judgement(Finding.WAITING, f"made anew from its permission: {wrong}", Put(anew))
+    return contradicted(row, wrong, _basis_of(batch.record, row, batch.now, doubtful=doubtful))
 
 
 def _is_untouched(row: Work) -> bool:
@@ -400,7 +399,7 @@ async def _by_evidence(
 ) -> Judgement:
     """What its receiver and what was observed say of a release that may have happened."""
     record = batch.record
-    basis = _basis_of(record, row, batch.now)
+    basis = _basis_of(record, row, batch.now, doubtful=doubtful)
     judged = _by_answer(record, row, heard, basis)
     if judged.found not in UNRESOLVED:
         return judged
@@ -411,6 +410,9 @@ async def _by_evidence(
         said = Reported(row.id, Outcome.CONFIRMED, None, observed.evidence, observed.receipt)
         said = msgspec.structs.replace(said, digest=observed.digest)
         return told(row, Answer(Told.DONE, said, batch.now), basis)
+    if doubtful:
+        # A refusal of the attempt that is known says nothing of one that the journal has lost.
+        row = msgspec.structs.replace(row, maybe=1, attempts=row.attempts + 1)
     decided = decision_of(observed, row, ask=asks(record, row))
     if decided is None or decided.report.maybe:
         return judged
@@ -430,11 +432,11 @@ def _by_answer(record: Record, row: Work, heard: Heard | None, basis: Basis) -> 
     return told(row, Answer(heard.told, heard.said, heard.asked, ended=dead), basis)
 
 
-def _basis_of(record: Record, row: Work, now: str) -> Basis:
+def _basis_of(record: Record, row: Work, now: str, *, doubtful: bool) -> Basis:
     receiver = record.settings.receiver.get(row.receiver or "")
-    if receiver is None:
-        return Basis(terms(record, row.lane), now, _POLL, names_digest=False)
-    return Basis(terms(record, row.lane), now, receiver.poll, receiver.returns_digest)
+    poll = _POLL if receiver is None else receiver.poll
+    names = receiver is not None and receiver.returns_digest
+    return Basis(terms(record, row.lane), now, poll, names, doubtful)
 
 
 def _why_not_asked(record: Record, row: Work) -> str:

@@ -156,7 +156,7 @@ async def apply(
             await raise_in_store(record, control.authority.generation)
         replay = Replay(record.lifecycles)
         rebuild = found.plan.rebuild
-        await take_lineages(record.journal(), rebuild, replay)
+        await take_lineages(record.journal(), rebuild, replay, found.kept)
         await undo(record, found.base, rebuild)
         await settle_abandoned(record)
         anew = _fresh_mark(record.settings).exists()
@@ -338,4 +338,5 @@ async def _finish(record: Record, control: Control) -> None:
         if marker.place == place:
             return
         fence = tables.fence(marker, place, place.sequence)
-        await commit(record, [fence, tables.copy_control(entries)])
+        stale = tables.drop_control_above(len(entries))
+        await commit(record, [fence, tables.copy_control(entries), stale])

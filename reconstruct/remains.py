@@ -29,6 +29,11 @@ class Span(Struct, frozen=True):
     first: int
     last: int | None
 
+    @property
+    def size(self) -> int:
+        """How many they are; 0 where nobody can say."""
+        return 0 if self.last is None else self.last - self.first + 1
+
     def __str__(self) -> str:
         """As a sentence names it."""
         if self.last is None:
@@ -50,17 +55,18 @@ class Broken(Struct, frozen=True):
 
 
 class Loss(Struct, frozen=True):
-    """Acknowledged decisions or control entries that neither store nor journal holds.
+    """Acknowledged entries that neither store nor journal holds.
 
     ``name`` is what an operator repeats to accept it: the witness's digest, or that of the store's
     marker. ``parted`` says that the journal went on after it was rolled back, so that what was lost
-    cannot be counted.
+    cannot be counted. ``others`` is that of ``HealingSurvey``.
     """
 
     name: str
     decisions: list[Span]
     control: list[Span]
     parted: bool
+    others: int | None = 0
 
 
 class HealingSurvey(Struct, frozen=True):
@@ -68,10 +74,11 @@ class HealingSurvey(Struct, frozen=True):
 
     ``journal`` is None when there is no journal file, ``witness`` when nothing is remembered.
     ``control`` and ``decisions`` count what the store gives back, ``first`` to ``last`` are the
-    decisions' sequences (0: none) and ``actions`` their kinds. ``others`` counts the entries that
-    callers sealed themselves, and observations, which the witness saw and which nobody keeps (None:
-    without a witness nobody can say). ``generation`` is the one that healing puts in force,
-    ``highest`` the highest sequence that anybody knows of.
+    decisions' sequences (0: none) and ``actions`` their kinds. ``others`` is at least how many
+    entries that callers sealed themselves, and observations, are lost: those that the witness saw
+    and that nobody keeps (None: without a witness nobody can say). What came after it looked is
+    never known. ``generation`` is the one that healing puts in force, ``highest`` the highest
+    sequence that anybody knows of.
     """
 
     detail: str
@@ -91,9 +98,9 @@ class HealingSurvey(Struct, frozen=True):
 
     @property
     def exceptions(self) -> int:
-        """What an operator should look at before healing."""
+        """What an operator should look at before healing: what is not known, always."""
         lost = 0 if self.loss is None else 1
-        return lost + len(self.broken) + (0 if self.others == 0 else 1)
+        return 1 + lost + len(self.broken)
 
 
 def known_of(look: Look) -> Known:
@@ -137,11 +144,27 @@ def told(survey: HealingSurvey) -> list[str]:
             f"lost: control entries {spans}; which tokens were revoked or lanes and actions "
             "stopped in them is not known"
         )
+    if loss.others:
+        lines.append(
+            f"lost: at least {loss.others} entries that callers sealed themselves, or observations"
+        )
+    lines.append(unknown(survey))
     lines.append(
         "look for a newer copy of the journal or of the store, one is enough; to go on without, "
         f"name the loss: unrewind recover apply --accept-loss {loss.name}"
     )
     return lines
+
+
+def unknown(survey: HealingSurvey) -> str:
+    """What nobody can say of a journal that is healed."""
+    what = (
+        "what callers sealed, what receivers reported and which tokens were revoked or actions and "
+        "lanes stopped"
+    )
+    if survey.witness is None:
+        return f"there is no witness: {what} beyond what journal and store hold is not known"
+    return f"not known: {what} after the witness looked, at {survey.witness.at}"
 
 
 def _reach(who: str, known: Known | None) -> str:

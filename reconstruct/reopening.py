@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Struct
 from journal.control import Control, Opening, Stage
 from journal.detection import Finding, Verdict
 from journal.errors import FileChanged, Invalid, JournalUnavailable, Refused
+from journal.locks import Standing
 from journal.record import Record
 from journal.standing import change_control, compare_heads, examine
 from journal.writepath import hand_off
@@ -53,17 +54,19 @@ async def reopen(
     told. With it that stage is reached, or the call is refused with what is missing and nothing
     changes. ``opening`` says what the stage external lets out, and asks for that stage when ``to``
     is None. ``despite`` waives tests by their keys (``completion.WAIVABLE``); it is journalled with
-    the reason. A tenant is never brought back to a stage that allows less.
+    the reason. A tenant is never brought back to a stage that allows less. A stop that is put up
+    meanwhile stays up: then the stage told is closed.
 
     Raises Refused with what is missing, Invalid for a request that contradicts itself.
     """
     if opening is not None and to is None:
         to = Stage.EXTERNAL
     _check(record, to, opening, despite)
+    stop = record.stop.standing()
     with alone(record.settings):
         for _ in range(_ATTEMPTS):
             try:
-                return await _reopen(record, principal, to, opening, despite, reason)
+                return await _reopen(record, principal, to, opening, despite, reason, stop)
             except FileChanged:
                 await _open_again(record)
     raise JournalUnavailable("store or journal is being replaced again and again")
@@ -113,6 +116,7 @@ async def _reopen(
     opening: Opening | None,
     despite: Collection[str],
     reason: str,
+    stop: Standing | None,
 ) -> Reopened:
     with record.lock.held():
         finding = await _compared(record)
@@ -138,7 +142,10 @@ async def _reopen(
                 record, finding, walk, opening, reason=reason, principal=principal
             )
             # Whatever control says holds at once; the stop file was stricter until here.
-            record.stop.take_down()
+            if stop is not None:
+                record.stop.take_down(stop)
+            if record.stop.stands():
+                walk.stop_again(record.stop.facts())
     return Reopened(
         str(walk.at),
         control.authority.history,
@@ -158,6 +165,16 @@ class _Walk:
         self.passed: list[Stage] = []
         self.missing: list[Lacking] = []
         self.waived: list[Lacking] = []
+
+    def stop_again(self, facts: Mapping[str, Any]) -> None:
+        """Whatever control says, the tenant is closed: somebody stopped it meanwhile."""
+        reason = facts.get("reason", "by an operator")
+        sentence = (
+            f"the tenant was stopped again while it was reopened ({reason}): if that is over, run "
+            "`unrewind recover reopen` again"
+        )
+        self.at, self.passed = Stage.CLOSED, []
+        self.missing = [Lacking("stopped", sentence)]
 
     @property
     def soon(self) -> bool:

@@ -10,24 +10,23 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from journal.control import REBASE, Control, ControlUnreadable, fold
-from journal.detection import Finding, Seen, Verdict
+from journal.control import Control, ControlUnreadable, fold
+from journal.detection import Finding, Seen, Verdict, is_outlived
 from journal.entry import GENESIS, Entry, read
-from journal.errors import Invalid, Refused
-from journal.files import has_content
+from journal.errors import Damaged, EngineError, Invalid, Refused
 from journal.history import Head, follows, link_of
 from journal.log import PAGE_BYTES
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
-from journal.settings import Settings
 from journal.standing import examine
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker, StoredDecision
 from journal.witness import Witness
-from reconstruct.remains import Broken, HealingSurvey, Known, Loss, Span, known_of
+from reconstruct.remains import Broken, HealingSurvey, Loss, Span, known_of
+from reconstruct.unfinished import interrupted, kept
 
-__all__ = ["HealingSurvey", "Salvage", "Taken", "interrupted", "salvage_of", "survey_healing"]
+__all__ = ["HealingSurvey", "Salvage", "Taken", "salvage_of", "survey_healing"]
 
 PAGE = 1000
 _ALL = 1 << 60
@@ -42,7 +41,7 @@ async def survey_healing(record: Record) -> HealingSurvey:
     finding, seen = await examine(record, witness=True)
     if finding.verdict is not Verdict.JOURNAL_REWOUND:
         raise Refused(f"the journal needs no healing: {finding.verdict}, {finding.detail}")
-    built = await interrupted(record.settings, record.witness.read())
+    built = await interrupted(record)
     if built is not None:
         return built
     return (await salvage_of(record, finding, seen)).survey
@@ -69,6 +68,7 @@ class Salvage(Struct, frozen=True):
 
 async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
     """Everything that healing would take, read and judged. Raises Refused."""
+    _check_gone(record)
     store, log = record.store, record.log
     marker = seen.marker
     witness = record.witness.read()
@@ -77,7 +77,10 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
         store = marker = None
     if store is None and log is None:
         raise Refused("neither store nor journal can be read: there is nothing to heal from")
-    whole, missing, beyond = await _control(record, store, log)
+    outlived = is_store_outlived(record, marker)
+    whole, missing, beyond = await _control(record, store, log, outlived=outlived)
+    if outlived:
+        store = None
     if witness is not None and witness.ended(whole):
         witness = None
     last = seen.look.last
@@ -90,11 +93,11 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
         for rows in pages(store, start.sequence):
             await taken.add(log, rows)
     taken.end()
-    loss = await _loss(log, seen, marker, whole, taken, beyond)
+    loss = await _loss(log, seen, marker, whole, taken, missing, beyond)
     survey = HealingSurvey(
         detail=finding.detail,
         journal=None if log is None else known_of(seen.look),
-        store=None if store is None else _kept(beyond, marker),
+        store=None if store is None else kept(beyond, marker),
         witness=witness,
         control=len(missing),
         decisions=taken.count,
@@ -102,7 +105,7 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
         last=taken.last.sequence if taken.count else 0,
         actions=dict(sorted(taken.actions.items())),
         broken=list(taken.broken.values()),
-        others=_others(seen, missing, taken),
+        others=0 if loss is None else loss.others,
         loss=loss,
         generation=1
         + max(
@@ -118,6 +121,32 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
         ),
     )
     return Salvage(survey, missing, start)
+
+
+def is_store_outlived(record: Record, marker: Marker | None) -> bool:
+    """Whether the journal had given up, before it was rolled back, what the store holds beyond."""
+    return marker is not None and record.control is not None and is_outlived(record.control, marker)
+
+
+def _check_gone(record: Record) -> None:
+    """Refuse to take a journal for gone or damaged that only cannot be reached now."""
+    if record.log is not None:
+        return
+    file = record.settings.journal_file
+    advice = "it may be whole. Let it be read, or move it away if it is lost, then look again"
+    try:
+        file.stat()
+        SqliteLog(file, read_only=True).database.close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refused(
+            f"the journal {file} cannot be reached ({error.strerror}): {advice}"
+        ) from None
+    except Damaged:
+        return
+    except EngineError as error:
+        raise Refused(f"the journal cannot be reached ({error}): {advice}") from None
 
 
 def pages(store: SqliteStore, after: int) -> Iterator[list[StoredDecision]]:
@@ -137,37 +166,36 @@ def pages(store: SqliteStore, after: int) -> Iterator[list[StoredDecision]]:
 
 
 async def _control(
-    record: Record, store: SqliteStore | None, log: SqliteLog | None
+    record: Record, store: SqliteStore | None, log: SqliteLog | None, *, outlived: bool
 ) -> tuple[Control, list[Entry], int]:
     """Control as it will be, the entries that the journal lacks, and the store's last copy.
 
-    Copies that do not continue the ones before them are of no use. Raises Refused when the store's
+    Copies that do not continue the ones before them are of no use, nor are those of an ``outlived``
+    store from the first that differs on. Raises Refused when the store's
     copies are not the journal's, or do not begin at the first where there is no journal.
     """
     own = [] if log is None else [row.entry() for row in await log.control()]
     copies: list[StoredDecision] = []
     if store is not None:
         copies = tables.decisions_of((await store.read([tables.read_control(0, _ALL)]))[0])
-    for mine, copy in zip(own, copies, strict=False):
-        if copy.sequence == mine.envelope.sequence and copy.digest != mine.digest:
+    for copy in copies:
+        mine = own[copy.sequence - 1] if copy.sequence <= len(own) else None
+        if outlived and mine is not None and copy.digest != mine.digest:
+            copies = copies[: copies.index(copy)]
+            break
+        if mine is not None and copy.digest != mine.digest and _sound(copy) is not None:
             raise Refused(
                 f"control entry {copy.sequence} of the store is not the journal's: the journal "
                 "went on after it was rolled back, or the store is another one's. Put the real "
                 "journal back; keep both files as they are"
             )
     missing: list[Entry] = []
-    whole = fold(own, record.settings.tenant) if own else None
-    for copy in copies:
+    for copy in (copy for copy in copies if copy.sequence > len(own)):
         entry = _sound(copy)
-        if copy.sequence <= len(own):
-            continue
         if entry is None or copy.sequence != len(own) + len(missing) + 1:
             break
-        try:
-            whole = fold([*own, *missing, entry], record.settings.tenant)
-        except ControlUnreadable:
-            break
         missing.append(entry)
+    whole = _folded(own, missing, record.settings.tenant)
     if whole is None:
         raise Refused(
             "the journal is missing and the store keeps no copy of control from its first entry "
@@ -176,6 +204,18 @@ async def _control(
     if whole.instance != record.settings.instance:
         raise Refused(f"the store belongs to instance {whole.instance}: it heals no journal here")
     return whole, missing, copies[-1].sequence if copies else 0
+
+
+def _folded(own: Sequence[Entry], missing: list[Entry], tenant: str) -> Control | None:
+    """Control of both together; entries of ``missing`` that do not continue it are taken out."""
+    while own or missing:
+        try:
+            return fold([*own, *missing], tenant)
+        except ControlUnreadable:
+            if not missing:
+                raise
+            missing.pop()
+    return None
 
 
 def _sound(row: StoredDecision) -> Entry | None:
@@ -320,6 +360,7 @@ async def _loss(
     marker: Marker | None,
     whole: Control,
     taken: Taken,
+    missing: Sequence[Entry],
     beyond: int,
 ) -> Loss | None:
     """What neither side holds, as far as anybody can say."""
@@ -335,10 +376,11 @@ async def _loss(
         if witness.control > max(whole.sequence, beyond):
             control = [Span(whole.sequence + 1, witness.control)]
         parted = parted or await _has_parted(log, seen, witness)
-    if not decisions and not control and not parted:
+    others = _others(seen, missing, taken, [*decisions, *control])
+    if not decisions and not control and not parted and others == 0:
         return None
     name = GENESIS if marker is None else marker.place.digest
-    return Loss(name if witness is None else witness.digest, decisions, control, parted)
+    return Loss(name if witness is None else witness.digest, decisions, control, parted, others)
 
 
 async def _has_parted(log: SqliteLog | None, seen: Seen, witness: Witness) -> bool:
@@ -356,56 +398,11 @@ async def _has_parted(log: SqliteLog | None, seen: Seen, witness: Witness) -> bo
     return False
 
 
-def _others(seen: Seen, missing: Sequence[Entry], taken: Taken) -> int | None:
-    """How many entries of other orders the witness saw that nobody keeps."""
+def _others(seen: Seen, missing: Sequence[Entry], taken: Taken, lost: Sequence[Span]) -> int | None:
+    """At least how many entries of other orders the witness saw that nobody keeps."""
     witness = taken.witness
     if witness is None:
         return None
     control = sum(1 for entry in missing if (entry.envelope.sequence or 0) <= witness.control)
-    return max(0, witness.position - seen.look.position - control - taken.seen)
-
-
-async def interrupted(settings: Settings, witness: Witness | None) -> HealingSurvey | None:
-    """What a healing had built, that was ended before it put its journal in place.
-
-    None where there is none, or where the tenant went on since.
-    """
-    file = settings.journal_file
-    built = file.with_name(f"{file.name}.healed")
-    if has_content(file) or not has_content(built):
-        return None
-    log = SqliteLog(built, read_only=True)
-    try:
-        entries = [row.entry() for row in await log.control()]
-        control = fold(entries, settings.tenant)
-        look = await log.look()
-    finally:
-        await log.close()
-    replaced = None if witness is None else witness.digest
-    if control.last != REBASE or control.replaced != replaced:
-        return None
-    last = look.last
-    return HealingSurvey(
-        detail="the journal was healed and not yet put in place: apply does that",
-        journal=known_of(look),
-        store=None,
-        witness=witness,
-        control=0,
-        decisions=0,
-        first=0,
-        last=0 if last is None else last.sequence,
-        actions={},
-        broken=[],
-        others=0,
-        loss=None,
-        generation=control.authority.generation,
-    )
-
-
-def _kept(beyond: int, marker: Marker | None) -> Known:
-    return Known(
-        control=beyond,
-        sequence=0 if marker is None else marker.place.sequence,
-        history=None if marker is None else marker.place.history,
-        digest=GENESIS if marker is None else marker.place.digest,
-    )
+    known = control + taken.seen + sum(span.size for span in lost)
+    return max(0, witness.position - seen.look.position - known)

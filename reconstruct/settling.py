@@ -15,7 +15,7 @@ from journal.sql import Rows, Statement
 from journal.store import reconciled
 from journal.store import work as works
 from journal.store.reconciled import Evidence, Found
-from journal.work import Status, Work, after_seconds, note
+from journal.work import NOBODY, Status, Work, after_seconds, note
 from reconstruct.judging import UNRESOLVED, Finding, Judgement
 
 LOST = "a loss of the journal was accepted: an attempt of it may have been journalled there"
@@ -50,7 +50,7 @@ class Batch:
             outcome = change.action.removeprefix(RELEASE_ACTIONS)
             if row.status == Status.READY and outcome in {"confirmed", "refused"}:
                 # The commitment that the journal lost is made good as doubt first.
-                doubt = Report(release=row.id, evidence=LOST, maybe=True)
+                doubt = Report(release=row.id, worker=NOBODY, evidence=LOST, maybe=True)
                 self._decide(row, Decide(f"{RELEASE_ACTIONS}unknown", doubt))
             self._decide(row, change)
         elif change is not None:

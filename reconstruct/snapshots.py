@@ -12,7 +12,7 @@ from journal.acceptance import Place
 from journal.clock import SystemClock
 from journal.control import ControlUnreadable
 from journal.errors import EngineError, JournalUnavailable, Refused
-from journal.files import write_seen
+from journal.files import SeenFile
 from journal.locks import Presence
 from journal.record import Record
 from journal.settings import Settings
@@ -116,6 +116,7 @@ def current_history(settings: Settings) -> str | None:
 def restore(settings: Settings, directory: Path, tenant: str, history: str) -> Restored:
     """Put a snapshot in the store's place; what stood there is moved aside, all of it together.
 
+    Attempts that were under way in it are doubted from then on: their calls may have been made.
     ``tenant`` and ``history`` (the one in force) are named by the operator as a safeguard. Raises
     Refused when they are not this tenant's, when the snapshot is another's or damaged, or while a
     process has the tenant open.
@@ -137,7 +138,8 @@ def restore(settings: Settings, directory: Path, tenant: str, history: str) -> R
         _put_in_place(directory / FILE, settings.store_file)
         stamp = stamp_of(settings.store_file)
         if stamp is not None and taken.sound:
-            write_seen(settings.journal_file.with_suffix(".seen"), stamp)
+            # Compared, and not watched: the copy may be of just before an attempt's call.
+            SeenFile(settings.journal_file.with_suffix(".seen")).note(stamp, watched=False)
     finally:
         presence.close()
     return Restored(taken, None if replaced is None else str(replaced))

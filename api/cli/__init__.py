@@ -19,6 +19,7 @@ from api.cli import (
     stopping,
     tokens,
     tracing,
+    witnessing,
     working,
 )
 from api.cli.program import main
@@ -43,5 +44,6 @@ __all__ = [
     "stopping",
     "tokens",
     "tracing",
+    "witnessing",
     "working",
 ]

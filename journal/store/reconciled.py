@@ -159,6 +159,15 @@ def found_of(rows: Result) -> list[Found]:
     ]
 
 
+def count_undone(identity: str, generation: int, since: str) -> Statement:
+    """How often a release was found surely not to have happened, from a generation on."""
+    return Statement(
+        "SELECT count(*) FROM unrewind_reconciled WHERE id = ? AND generation >= ? AND at > ?"
+        " AND found IN ('undone', 'waiting')",
+        (identity, generation, since),
+    )
+
+
 def count(generation: int) -> Statement:
     """How many findings of each kind a generation has, and with how many authority is wrong."""
     return Statement(

@@ -294,6 +294,11 @@ def copy_control(entries: Sequence[Entry]) -> Rows:
     )
 
 
+def drop_control_above(sequence: int) -> Statement:
+    """Drop copies of control entries that the journal does not hold: it was healed without them."""
+    return Statement("DELETE FROM unrewind_control WHERE sequence > ?", (sequence,))
+
+
 def read_control(after: int, limit: int) -> Statement:
     """Copies of control entries above a control sequence, in order, as ``decisions_of`` takes."""
     return Statement(
@@ -301,6 +306,13 @@ def read_control(after: int, limit: int) -> Statement:
         " WHERE sequence > ? ORDER BY sequence LIMIT ?",
         (after, limit),
     )
+
+
+READ_LAST_CONTROL = Statement(
+    "SELECT sequence, lower(hex(digest)), CAST(envelope AS BLOB), body FROM unrewind_control"
+    " ORDER BY sequence DESC LIMIT 1"
+)
+"""The last copy of a control entry, as ``decisions_of`` takes it."""
 
 
 COUNT_ENTITIES = Statement("SELECT count(*) FROM unrewind_entities")

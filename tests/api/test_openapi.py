@@ -184,6 +184,8 @@ def test_each_role_is_asked_for_where_it_should_be() -> None:
         f"POST {prefix}recovery/plan",
         f"POST {prefix}recovery/apply",
         f"POST {prefix}recovery/abandon",
+        f"POST {prefix}recovery/reconcile",
+        f"GET {prefix}recovery/findings",
         f"POST {prefix}recovery/reopen",
         f"POST {prefix}stops",
         f"POST {prefix}stops/resume",

@@ -699,7 +699,7 @@ def blocks(page: str, language: str) -> list[str]:
 def test_the_documented_query_shows_what_is_stuck_beyond_its_expected_duration(cli, lanes):
     one, two = lanes.release("1"), lanes.release("2")
     permit = lanes.claim("claim-1")[0]
-    stuck, unknowns, counts, sweeps = (
+    stuck, unknowns, counts, sweeps, findings = (
         statement.replace("'payout', 3.0", "'delivery', 3.0")
         for statement in blocks("lanes.md", "sql")
     )
@@ -718,6 +718,7 @@ def test_the_documented_query_shows_what_is_stuck_beyond_its_expected_duration(c
     assert {one, two} == {row[0] for row in lanes.sql("SELECT id FROM unrewind_work")}
     assert ("delivery", "unknown", 1, 1.0) in lanes.sql(counts)
     assert lanes.sql(sweeps) == []
+    assert lanes.sql(findings) == []
     lanes.sql("UPDATE unrewind_work SET status = 'unknown'")
     assert cli("sweep").code == 0
     assert lanes.sql(sweeps)[0][1:3] == (0, 0)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -411,10 +411,13 @@ def test_l12_a_blocked_event_loop_keeps_its_lease(town: Town) -> None:
     leases: set[int] = set()
 
     def over() -> bool:
-        found = town.do("commands", "--lane", "blocked")["items"][0]
-        beats.add(found["heartbeat"])
-        leases.add(found["lease"])
-        assert town.do("sweep")["moved"] == 0
+        with closing(town.look(town.store)) as database:
+            wanted = "SELECT heartbeat, lease FROM unrewind_work WHERE lane = 'blocked'"
+            beat, lease = database.execute(wanted).fetchone()
+        if beat not in beats:
+            beats.add(beat)
+            leases.add(lease)
+            assert town.do("sweep")["moved"] == 0
         return "ended" in log.read_text()
 
     until("its loop goes on", over)

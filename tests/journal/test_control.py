@@ -9,7 +9,17 @@ import pytest
 from journal import control as controls
 from journal import decrees
 from journal.acceptance import Place
-from journal.control import Authority, Control, ControlUnreadable, Role, Stage, Token, fold, tip_of
+from journal.control import (
+    Authority,
+    Control,
+    ControlUnreadable,
+    Doubt,
+    Role,
+    Stage,
+    Token,
+    fold,
+    tip_of,
+)
 from journal.entry import GENESIS, JSON_TYPE, Entry, Predecessor, body_of, seal
 from tests.journal import independent
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY
@@ -51,6 +61,24 @@ def test_the_order_folds_into_one_state() -> None:
     assert control.tokens == {"t1": msgspec.structs.replace(TOKEN, revoked=True)}
     assert (control.sequence, control.last, control.instance) == (6, "open", "production")
     assert control.begun is None
+
+
+def test_a_loss_that_was_accepted_is_remembered_for_good() -> None:
+    entries = orders()
+
+    def tell(action: str, generation: int, facts: dict[str, Any]) -> None:
+        control = fold(entries, "main")
+        before = control.authority
+        force = Authority(before.history, generation, Stage.CLOSED, before.first, before.digest)
+        operation = f"control-{len(entries) + 1}"
+        entries.append(decrees.change(control, action, force, facts, operation, MOMENT))
+
+    tell("rebase", 3, {"loss": None, "highest": 7})
+    assert fold(entries, "main").doubted is None
+    tell("rebase", 4, {"loss": {"known": True}, "highest": 9})
+    tell("reconciled", 4, {})
+    tell("rebase", 5, {"loss": None, "highest": 12})
+    assert fold(entries, "main").doubted == Doubt(9, 4, MOMENT)
 
 
 def test_a_recovery_has_begun_while_its_generation_has_no_history() -> None:

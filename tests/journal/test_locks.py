@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
 import os
 import signal
@@ -175,3 +177,63 @@ def test_each_tenant_has_a_lock_of_its_own(tmp_path: Path) -> None:
         assert other.decide("document/7", "submit")[0].sequence == 1
     one.finish()
     other.finish()
+
+
+def test_p9_a_stop_put_up_while_another_is_taken_down_stays(tmp_path: Path) -> None:
+    stop = StopFile(tmp_path / "main.stop")
+    stop.put_up("first", "now")
+    seen = stop.standing()
+    assert seen is not None
+    stop.put_up("second", "later")
+    assert not stop.take_down(seen)
+    assert stop.facts() == {"reason": "first", "at": "now"}
+    # Removed by hand and put up again, with the same inode number where the system reuses it.
+    seen = stop.standing()
+    stop.path.unlink()
+    stop.put_up("second", "later")
+    assert not stop.take_down(seen)
+    assert stop.facts()["reason"] == "second"
+    # Said again by hand.
+    seen = stop.standing()
+    os.utime(stop.path)
+    assert not stop.take_down(seen)
+    assert stop.take_down(stop.standing())
+    assert not stop.stands()
+    assert stop.take_down(seen)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_p9_an_empty_stop_of_an_operator_gets_words_from_the_next(tmp_path: Path) -> None:
+    stop = StopFile(tmp_path / "main.stop")
+    stop.path.touch()
+    stop.put_up("a recovery", "now")
+    assert stop.facts()["reason"] == "a recovery"
+
+
+def test_p9_a_stop_waits_for_no_process_that_hangs_in_taking_one_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("journal.locks._STOP_SECONDS", 0.05)
+    stop = StopFile(tmp_path / "main.stop")
+    stop.put_up("first", "now")
+    seen = stop.standing()
+    with stop.path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        stop.put_up("second", "later")
+    assert stop.stands()
+    assert not stop.take_down(seen)
+
+
+def test_p9_where_no_second_file_can_be_made_the_stop_stands_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = StopFile(tmp_path / "main.stop")
+    stop.put_up("first", "now")
+
+    def full(_self: Path, _target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Path, "replace", full)
+    stop.put_up("second", "later")
+    assert stop.facts()["reason"] == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["main.stop"]

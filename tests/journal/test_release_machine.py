@@ -469,7 +469,7 @@ class Asked(Releases):
 
 
 LIMITS = hypothesis.settings(
-    max_examples=40,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

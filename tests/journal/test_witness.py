@@ -14,13 +14,14 @@ import msgspec
 import pytest
 
 import journal
-from journal.control import Stage, fold
+from journal.control import Role, Stage, fold
 from journal.detection import Seen, Verdict, compare
 from journal.errors import EngineError, JournalUnavailable, Recovering, Refused
 from journal.record import Record
-from journal.standing import detect
+from journal.standing import detect, renew_witness
 from journal.status import Status, status
-from journal.witness import FORMAT, Witness, WitnessFile
+from journal.tokens import create_token, revoke_token
+from journal.witness import FORMAT, Witness, WitnessFile, WitnessUnreadable
 from journal.worker import drive
 from tests.soak.processes import Site, site_at, until
 from tests.support.tenants import Tenant, make_settings, operation
@@ -108,7 +109,7 @@ def test_p8_without_a_witness_it_is_not_noticed_and_status_had_said_so(
     tenant.open()
     said = tenant.do(status)
     assert (said.verdict, said.witness) == ("clean", None)
-    assert any(line.startswith("no witness: ") for line in said.failure_scope)
+    assert any(line.startswith("no witness, ") for line in said.failure_scope)
 
 
 def test_p8_a_journal_that_lost_nothing_but_an_observation_is_noticed(
@@ -136,6 +137,7 @@ def test_p8_a_journal_that_went_on_after_it_was_rolled_back_is_noticed(
     file = tenant.settings.witness_file
     away = file.with_name("away")
     file.rename(away)
+    tenant.settings.beside("witnessed").unlink()
     tenant.open()
     for number in range(5):
         tenant.decide(f"document/other-{number}", "submit")
@@ -302,20 +304,97 @@ def test_p13_status_says_how_far_behind_the_witness_is(tenant: Tenant) -> None:
     assert any("1 entries behind" in line for line in said.failure_scope)
 
 
-def test_p13_a_damaged_witness_is_said_set_aside_and_replaced(tenant: Tenant) -> None:
+@pytest.mark.parametrize("found", [b"{ half of a wit", b"", b"\xff\xfe", None])
+def test_p8_a_damaged_or_missing_witness_is_said_until_somebody_renews_it(
+    tenant: Tenant, tmp_path: Path, found: bytes | None
+) -> None:
+    """It may have seen more than both files hold: nothing may take its place without a word."""
+    rolled_back(tenant, tmp_path / "copies")
+    file = tenant.settings.witness_file
+    if found is None:
+        file.unlink()
+    else:
+        file.write_bytes(found)
+    for number in range(2):
+        tenant.open()
+        said = tenant.do(status)
+        assert (said.verdict, said.witness) == ("clean", None)
+        why = "is gone, and there was one" if found is None else "is damaged"
+        assert any("no witness" in line and why in line for line in said.failure_scope)
+        assert any("unrewind witness renew" in line for line in said.failure_scope)
+        tenant.decide(f"document/more-{number}", "submit")
+        tenant.close()
+        assert (file.read_bytes() if file.exists() else None) == found
+    tenant.open()
+    made, aside = tenant.do(renew_witness)
+    assert seen_by(tenant.settings) == made
+    assert (aside is None) is (found is None)
+    if aside is not None:
+        assert aside.read_bytes() == found
+    tenant.decide("document/last", "submit")
+    said = tenant.do(status)
+    assert said.witness is not None
+    assert said.witness.behind == 1
+    tenant.close()
+    assert seen_by(tenant.settings).position == made.position + 1
+    tenant.open()
+
+
+def test_p8_a_witness_that_can_be_read_is_not_renewed(tenant: Tenant, tmp_path: Path) -> None:
+    tenant.decide(ENTITY, "submit")
+    drive(tenant.record.remember())
+    saw = seen_by(tenant.settings)
+    with pytest.raises(WitnessUnreadable, match="is whole"):
+        tenant.do(renew_witness)
+    tenant.close()
+    tenant.open()
+    rolled_back(tenant, tmp_path / "copies")
+    tenant.open()
+    with pytest.raises(Refused, match="journal-rewound"):
+        tenant.do(renew_witness)
+    assert seen_by(tenant.settings).position > saw.position
+
+
+def test_p8_a_new_tenant_has_a_first_witness(tenant: Tenant) -> None:
+    """Founded in the place of one that was moved away on purpose, its witness with it."""
     tenant.decide(ENTITY, "submit")
     tenant.close()
-    file = tenant.settings.witness_file
-    file.write_bytes(b"{ half of a wit")
+    settings = tenant.settings
+    for file in (
+        settings.store_file,
+        settings.journal_file,
+        settings.witness_file,
+        settings.beside("founded"),
+    ):
+        file.unlink()
     tenant.open()
-    said = tenant.do(status)
-    assert (said.verdict, said.witness) == ("clean", None)
-    assert any("no witness" in line and "is damaged" in line for line in said.failure_scope)
-    tenant.decide(ENTITY, "approve")
+    assert tenant.do(status).failure_scope[1].startswith("no witness: ")
+    tenant.decide(ENTITY, "submit")
     tenant.close()
-    assert seen_by(tenant.settings).sequence == 2
-    assert file.with_name("main.json.damaged").read_bytes() == b"{ half of a wit"
+    assert seen_by(settings).sequence == 1
     tenant.open()
+
+
+def test_p8_a_journal_of_the_same_length_is_not_taken_for_the_one_that_was_witnessed(
+    tenant: Tenant,
+) -> None:
+    """A service that stands still looks at the last entry, not at the number of entries alone."""
+    tenant.decide(ENTITY, "submit")
+    record = tenant.record
+    drive(record.remember())
+    look = drive(record.look())
+    log = tenant.log
+    assert drive(record.witness.stands_at(log, look))
+
+    class Other:
+        """A journal as long, with another last entry."""
+
+        async def at(self, position: int) -> Any:
+            row = await log.at(position)
+            return None if row is None else msgspec.structs.replace(row, digest="0" * 64)
+
+    other: Any = Other()
+    assert not drive(record.witness.stands_at(other, look))
 
 
 def test_p13_a_witness_of_a_later_version_is_left_as_it_is(tenant: Tenant) -> None:
@@ -381,6 +460,70 @@ def test_p10_a_witness_killed_while_it_is_written_is_the_old_one_or_the_new_one(
     assert seen_by(tenant.settings) == old
     drive(tenant.record.remember())
     assert seen_by(tenant.settings).sequence == 2
+
+
+# Control.
+
+
+def copies_of(tenant: Tenant) -> list[int]:
+    """The control entries of which the store keeps a copy."""
+    return [row[0] for row in tenant.sql("SELECT sequence FROM unrewind_control ORDER BY 1")]
+
+
+def test_p8_store_and_witness_have_a_change_of_control_before_it_is_acknowledged(
+    tenant: Tenant,
+) -> None:
+    tenant.decide(ENTITY, "submit")
+    tenant.do(create_token, Role.READER, "audit")
+    assert (copies_of(tenant), seen_by(tenant.settings).control) == ([1, 2], 2)
+    tenant.do(revoke_token, next(iter(tenant.control().tokens)))
+    assert (copies_of(tenant), seen_by(tenant.settings).control) == ([1, 2, 3], 3)
+    # The file is still known as one that nobody else wrote to.
+    assert not tenant.record.touched()
+    tenant.decide(ENTITY, "approve")
+
+
+def test_p8_a_store_that_is_not_the_journals_gets_no_copies_of_control(tenant: Tenant) -> None:
+    """What was found there is evidence until a recovery has kept it."""
+    tenant.decide(ENTITY, "submit")
+    tenant.close()
+    older = tenant.settings.store_file.read_bytes()
+    tenant.open()
+    tenant.decide(ENTITY, "approve")
+    tenant.close()
+    tenant.settings.store_file.write_bytes(older)
+    tenant.open()
+    assert drive(detect(tenant.record, deep=False)).verdict is Verdict.REWOUND
+    tenant.do(create_token, Role.READER, "audit")
+    assert seen_by(tenant.settings).control == tenant.control().sequence
+    assert tenant.settings.store_file.read_bytes() == older
+    tenant.diverged()
+
+
+@pytest.mark.parametrize("lost", ["store", "witness", "both"])
+def test_p8_neither_store_nor_witness_failing_stops_a_change_of_control(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise EngineError("the store is away")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    tenant.decide(ENTITY, "submit")
+    drive(tenant.record.remember())
+    if lost != "witness":
+        monkeypatch.setattr("journal.store.sqlite.SqliteStore.batch", fails)
+    if lost != "store":
+        monkeypatch.setattr(WitnessFile, "_write", full)
+    tenant.do(create_token, Role.READER, "audit")
+    monkeypatch.undo()
+    assert tenant.control().sequence == 2
+    assert bool(copies_of(tenant)) is (lost == "witness")
+    assert seen_by(tenant.settings).control == (2 if lost == "store" else 1)
+    # The next one brings what is missing.
+    tenant.do(create_token, Role.READER, "another")
+    assert (copies_of(tenant), seen_by(tenant.settings).control) == ([1, 2, 3], 3)
 
 
 # Inside a service.
@@ -482,10 +625,15 @@ def test_p8_a_server_with_no_witness_left_goes_on_and_said_so_before(
     site.settings.witness_file.unlink()
     said = site.status()
     assert said["witness"] is None
-    assert any(line.startswith("no witness: ") for line in said["failure_scope"])
+    assert any(line.startswith("no witness, ") for line in said["failure_scope"])
     copies.put_back()
     server = site.start()
     assert server.decide("three", "case/three")[0] == 201
+    assert site.status()["witness"] is None
+    renewed = site.do("witness", "renew")
+    assert renewed["damaged"] is None
+    assert server.decide("four", "case/four")[0] == 201
+    until("the witness follows", lambda: (site.status()["witness"] or {}).get("behind") == 0)
 
 
 def test_a_failing_store_does_not_keep_control_from_being_written(tenant: Tenant) -> None:

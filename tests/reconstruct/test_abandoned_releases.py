@@ -23,7 +23,7 @@ from tests.reconstruct.cuts import (
     reopen,
     swapped,
 )
-from tests.reconstruct.scenes import Killed, fused, kill
+from tests.reconstruct.scenes import Killed, fused, kill, raw
 from tests.reconstruct.towns import Town
 from tests.support.releases import lane_settings
 from tests.support.tenants import operation
@@ -73,6 +73,42 @@ def ends_unknown(town: Town, release: str, folder: Path) -> None:
     town.restore(folder / "old")
     town.recover()
     assert town.status(release) == "done"
+    town.finish_off()
+
+
+def test_p12_a_release_is_settled_of_whose_entity_nothing_is_left(
+    town: Town, tmp_path: Path
+) -> None:
+    """Cut off before its first revision: its owner can still say what became of it."""
+    settled, reported = town.release(PAYMENT), town.release("payment/2")
+    permits = {permit.id: permit for permit in town.claim("pay", limit=2).permits}
+    town.fill(2)
+    town.settle()
+    town.close()
+    raw(town.settings.journal_file, flipped(PAYMENT, 1), flipped("payment/2", 1))
+    town.settings.store_file.unlink()
+    town.open()
+    apply(town)
+    for entity in (PAYMENT, "payment/2"):
+        assert cut(town, entity).through == 0
+    assert [town.status(one) for one in (settled, reported)] == ["unknown", "unknown"]
+    town.observe(permits[reported], "confirmed", receipt="R-18")
+    reopen(town)
+    town.do(handling.settle, settled, True, "their ledger", "R-17")
+    assert (town.status(settled), town.row(settled).receipt) == ("done", "R-17")
+    assert town.actions(PAYMENT) == ["release.confirmed"]
+    town.sweep()
+    assert (town.status(reported), town.row(reported).receipt) == ("done", "R-18")
+    with pytest.raises(UnrewindError):
+        town.do(handling.settle, reported, False, "a mistake", None)
+    town.close()
+    town.settings.store_file.unlink()
+    town.open()
+    town.recover()
+    assert [town.status(one) for one in (settled, reported)] == ["done", "done"]
+    town.accept(operation(PAYMENT, "approve", version="1"))
+    assert town.accept(operation(PAYMENT, "release", version="1")).existing == (settled,)
+    assert town.claim("pay").permits == []
     town.finish_off()
 
 

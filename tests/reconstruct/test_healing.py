@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from journal.errors import Recovering, Refused
 from journal.log.sqlite import SqliteLog
 from journal.sqlite import Database
 from journal.status import status
+from journal.stopping import stop_action
 from journal.tokens import create_token, revoke_token
 from journal.worker import drive
 from reconstruct import recovery, verification
 from reconstruct.fencing import alone
 from reconstruct.healing import Healed, HealingSurvey, heal, survey_healing
 from reconstruct.recovery import Applied
-from tests.reconstruct.scenes import GAP, Scene, query, raw
+from tests.reconstruct.scenes import GAP, Killed, Scene, kill, query, raw
 from tests.soak.ledger import Ledger
 from tests.soak.processes import Site, site_at
 from tests.support.releases import Yard, lane_settings
@@ -48,6 +50,17 @@ def settled(tenant: Tenant) -> None:
     tenant.close()
     for file in (tenant.settings.store_file, tenant.settings.journal_file):
         assert not file.with_name(file.name + "-wal").exists()
+
+
+def _discard(file: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
+
+
+def _forget_witness(tenant: Tenant) -> None:
+    """No witness, as if there had never been one."""
+    tenant.settings.witness_file.unlink()
+    tenant.settings.beside("witnessed").unlink()
 
 
 class Older:
@@ -94,7 +107,7 @@ def applied(tenant: Tenant, accept_loss: str | None = None) -> Applied:
     with pytest.raises(Refused, match="stopped, not fenced: do not restore"):
         tenant.do(recovery.begin, "a test")
     done = tenant.do(recovery.apply, accept_loss=accept_loss)
-    tenant.do(recovery.reopen, despite={"reconciled"})
+    tenant.do(recovery.reopen, despite={"reconciled", "healed"})
     return done
 
 
@@ -235,17 +248,20 @@ def test_r10_between_a_recovery_and_its_reopening_the_new_history_is_not_lost(
 def test_r10_without_a_witness_the_healed_journal_says_that_more_may_be_lost(short: Scene) -> None:
     short.settings.witness_file.unlink()
     found = survey(short)
-    assert (found.witness, found.others, found.loss) == (None, None, None)
-    assert found.exceptions
-    done = applied(short)
+    assert (found.witness, found.others) == (None, None)
+    assert found.loss is not None
+    assert found.exceptions == 2
+    with pytest.raises(Refused, match="there is no witness: what callers sealed"):
+        healed(short)
+    done = applied(short, found.loss.name)
     assert done.healed is not None
     assert done.healed.others is None
-    assert rebase_facts(short)["loss"]["known"] is False
+    assert rebase_facts(short)["loss"]["others"] is None
     short.repeats()
     short.whole()
 
 
-def test_r10_callers_entries_and_observations_do_not_come_back_and_are_counted(
+def test_r10_callers_entries_and_observations_are_lost_only_once_the_loss_is_named(
     scene: Scene,
 ) -> None:
     caller = scene.caller()
@@ -260,8 +276,12 @@ def test_r10_callers_entries_and_observations_do_not_come_back_and_are_counted(
     scene.open()
     found = survey(scene)
     assert (found.decisions, found.others) == (3, 2)
+    assert found.loss is not None
+    assert (found.loss.decisions, found.loss.others) == ([], 2)
     assert scene.plan().exceptions
-    done = applied(scene)
+    with pytest.raises(Refused, match="lost: at least 2 entries that callers sealed"):
+        healed(scene)
+    done = applied(scene, found.loss.name)
     assert done.healed is not None
     assert done.healed.others == 2
     assert rebase_facts(scene)["others"] == 2
@@ -295,6 +315,63 @@ def test_r10_the_witness_has_a_new_beginning_and_the_old_journal_is_refused(shor
     short.open()
     assert short.detect() is Verdict.JOURNAL_REWOUND
     assert "new beginning" in short.do(status).detail
+
+
+def test_r10_a_revocation_after_the_witness_looked_last_survives_in_the_store(
+    tmp_path: Path,
+) -> None:
+    """Killed before the witness saw it: nothing but the store's copy remembers it."""
+    yard = Yard(lane_settings(tmp_path))
+    try:
+        yard.do(create_token, Role.OPERATOR, "mallory")
+        yard.release("payment/1")
+        older = Older(yard)
+        identity = next(iter(yard.control().tokens))
+        drive(yard.record.remember())
+        saw = yard.settings.witness_file.read_bytes()
+        yard.do(revoke_token, identity)
+        yard.do(stop_action, "payment", None, "fraud")
+        kill(yard.records.pop())
+        yard.settings.witness_file.write_bytes(saw)
+        _discard(yard.settings.journal_file)
+        older.put_back()
+        yard.open()
+        found = survey(yard)
+        assert (found.control, found.others, found.loss) == (2, 0, None)
+        assert found.exceptions == 1
+        applied(yard)
+        assert yard.control().tokens[identity].revoked
+        assert "payment" in yard.control().holds
+        assert yard.claim("bank").permits == []
+        yard.finish()
+    finally:
+        yard.close()
+
+
+def test_r10_after_a_healing_nothing_leaves_until_somebody_has_looked_at_control(
+    short: Scene,
+) -> None:
+    """Nobody can prove that no revocation was in the tail: a person answers for it, once."""
+    looked = msgspec.json.decode(short.settings.witness_file.read_bytes())["at"]
+    recovery.stop(short.settings, "a test")
+    short.do(recovery.apply)
+    short.do(create_token, Role.OPERATOR, "bob")
+    waived = {"reconciled"}
+    done = short.do(recovery.reopen, despite=waived)
+    assert done.stage == "internal"
+    (missing,) = done.missing
+    assert missing.startswith("healed: ")
+    assert f"after {looked}" in missing
+    assert "bob" in missing
+    done = short.do(recovery.reopen, despite={*waived, "healed"}, reason="looked at")
+    assert (done.stage, len(done.despite)) == ("open", 1)
+    # A later recovery of the store asks nothing about it any more.
+    short.detect()
+    recovery.stop(short.settings, "another test")
+    short.do(recovery.begin, "another test")
+    short.do(recovery.apply)
+    assert short.do(recovery.reopen, despite=waived).stage == "open"
+    short.whole()
 
 
 # Both were rolled back.
@@ -523,6 +600,118 @@ def test_r10_a_sound_journal_is_not_healed(scene: Scene) -> None:
     scene.whole()
 
 
+@pytest.mark.parametrize("case", ["removed", "kept", "sealed"])
+def test_r10_a_journal_that_was_healed_and_never_put_in_place_is_none_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """The real journal came back instead and went on: what was healed would take that back.
+
+    `kept`: it was not even removed. `sealed`: nor does the store know that the journal went on.
+    """
+    file = scene.settings.journal_file
+    built = file.with_name("main.db.healed")
+    scene.fill(3)
+    older = Older(scene)
+    scene.fill(2)
+    settled(scene)
+    real = file.read_bytes()
+    older.put_back()
+    scene.open()
+
+    async def killed(*_: Any) -> bool:
+        raise Killed
+
+    _forget_witness(scene)
+    loss = survey(scene).loss
+    assert loss is not None
+    monkeypatch.setattr("reconstruct.healing._put_in_place", killed)
+    with pytest.raises(Killed):
+        healed(scene, loss.name)
+    monkeypatch.undo()
+    scene.close()
+    stale = built.read_bytes()
+    file.write_bytes(real)
+    scene.open()
+    assert scene.detect() is Verdict.CLEAN
+    assert not built.exists()
+    if case == "sealed":
+        scene.append(scene.caller().seal("contract/1"))
+    else:
+        scene.do(stop_action, "document", None, "fraud")
+        scene.fill(3)
+    settled(scene)
+    _discard(file)
+    _forget_witness(scene)
+    if case != "removed":
+        built.write_bytes(stale)
+    scene.open()
+    found = survey(scene)
+    assert (found.decisions, found.control) == ((5, 1) if case == "sealed" else (8, 2))
+    assert found.loss is not None
+    applied(scene, found.loss.name)
+    assert bool(scene.control().holds) is (case != "sealed")
+    assert not built.exists()
+    scene.repeats()
+    scene.whole()
+
+
+@pytest.mark.parametrize("why", ["busy", "no file"])
+def test_r10_a_journal_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It may be whole: a new one in its place would split what both hold."""
+    monkeypatch.setattr("journal.sqlite.BUSY_MS", 10)
+    scene.fill(3)
+    settled(scene)
+    file = scene.settings.journal_file
+    away = file.with_name("away.db")
+    with ExitStack() as held:
+        if why == "busy":
+            other = held.enter_context(closing(sqlite3.connect(file, isolation_level=None)))
+            other.execute("PRAGMA locking_mode=EXCLUSIVE")
+            other.execute("BEGIN EXCLUSIVE")
+        else:
+            file.rename(away)
+            file.mkdir()
+        scene.open()
+        assert scene.detect() is Verdict.JOURNAL_REWOUND
+        for call in (survey, healed):
+            with pytest.raises(Refused, match="cannot be reached"):
+                call(scene)
+        scene.close()
+    if why != "busy":
+        file.rmdir()
+        away.rename(file)
+    scene.settings.beside("stop").unlink()
+    scene.open()
+    assert scene.detect() is Verdict.CLEAN
+    scene.repeats()
+    scene.whole()
+
+
+def test_r10_control_that_went_another_way_is_refused(scene: Scene) -> None:
+    """The journal went on in control after it was rolled back: neither line is thrown away."""
+    scene.fill(2)
+    journal, store = Older(scene), Older(scene, store=True)
+    scene.do(create_token, Role.READER, "one")
+    scene.fill(1)
+    settled(scene)
+    longer = scene.settings.store_file.read_bytes()
+    journal.put_back()
+    store.put_back()
+    scene.settings.witness_file.unlink()
+    scene.open()
+    scene.do(create_token, Role.READER, "another")
+    settled(scene)
+    scene.settings.store_file.write_bytes(longer)
+    scene.open()
+    assert scene.detect() is Verdict.JOURNAL_REWOUND
+    before = entries(scene.settings.journal_file)
+    with pytest.raises(Refused, match="control entry 2 of the store is not the journal's"):
+        healed(scene)
+    assert entries(scene.settings.journal_file) == before
+
+
 # Releases.
 
 
@@ -545,7 +734,7 @@ def test_r10_releases_come_back_as_they_were_and_a_named_loss_is_there_for_recon
         assert done.healed.loss is None
         assert yard.row(release).status == "done"
         assert yard.row(other).status == "ready"
-        assert rebase_facts(yard)["loss"] is None
+        assert rebase_facts(yard)["loss"]["known"] is False
         yard.finish()
     finally:
         yard.close()
@@ -633,7 +822,7 @@ def test_p11_a_healing_killed_at_any_step_and_run_again_ends_the_same(
     scene.close()
     template = scene.settings.home
     ended: list[Any] | None = None
-    at = 0
+    at = finishing = 0
     finished = False
     while not finished:
         at += 1
@@ -644,6 +833,8 @@ def test_p11_a_healing_killed_at_any_step_and_run_again_ends_the_same(
         again.record.stop.put_up("a test", again.record.clock.now())
         finding, _ = drive(again.record.examine(witness=True))
         if finding.verdict is Verdict.JOURNAL_REWOUND:
+            found_again = survey(again)
+            finishing += found_again.generation == 2 and found_again.decisions == 0
             healed(again, name)
         assert drive(again.record.examine(witness=True))[0].verdict is Verdict.REWOUND
         control = again.control()
@@ -660,6 +851,8 @@ def test_p11_a_healing_killed_at_any_step_and_run_again_ends_the_same(
         assert actions == [(1,)], f"step {at}"
         shutil.rmtree(settings.home.parent)
     assert at > 10
+    # It was killed between moving the old journal and the new one; one that was gone is built anew.
+    assert bool(finishing) is (kept != "nothing")
 
 
 # As processes.
@@ -678,6 +871,15 @@ def _decide(site: Site, ledger: Ledger, *names: str) -> None:
     for name in names:
         decide_some(server, ledger, name, 3)
     assert server.stop() == 0
+
+
+def _looked_at(site: Site) -> None:
+    """Reopened, once somebody says that control was looked at."""
+    short = site.run("recover", "reopen")
+    assert short.code == 1
+    assert "--despite healed" in short.out
+    reason = ("--reason", "the tokens were looked at")
+    assert site.do("recover", "reopen", "--despite", "healed", *reason)["stage"] == "open"
 
 
 def test_r10_a_served_journal_that_lost_its_tail_is_healed_beside_the_live_server(
@@ -703,7 +905,7 @@ def test_r10_a_served_journal_that_lost_its_tail_is_healed_beside_the_live_serve
     assert (plan.json["direction"], plan.json["missing"]) == ("journal", 3)
     done = site.do("recover", "apply", "--plan", plan.json["plan"])
     assert done["healed"]["decisions"] == 3
-    assert site.do("recover", "reopen")["stage"] == "open"
+    _looked_at(site)
 
     healed_rows = [row[1:] for row in entries(site.journal)]
     assert [row for row in healed_rows if row[0] == "decisions"] == [
@@ -743,6 +945,6 @@ def test_r10_both_rolled_back_is_refused_on_the_command_line_until_the_loss_is_n
     assert done["healed"]["loss"]["decisions"] == [
         {"first": done["healed"]["loss"]["decisions"][0]["first"], "last": saw["sequence"]}
     ]
-    assert site.do("recover", "reopen")["stage"] == "open"
+    _looked_at(site)
     server = site.start()
     assert server.decide("next", "case/1")[0] == 201

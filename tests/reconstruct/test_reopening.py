@@ -23,7 +23,7 @@ from journal.worker import drive
 from reconstruct import recovery, reporting
 from reconstruct.completion import WAIVABLE
 from reconstruct.recovery import Reopened
-from tests.reconstruct.scenes import fresh_log
+from tests.reconstruct.scenes import fresh_log, query, raw
 from tests.reconstruct.towns import Town
 from tests.support.faults import fail_log, fail_store
 from tests.support.releases import DAY, lane_settings
@@ -362,6 +362,55 @@ def test_a_release_that_was_named_has_to_end(town: Town) -> None:
     assert reopen(town).stage == "open"
     assert town.status(first) == "ready"
     town.finish_off()
+
+
+def test_a_trial_of_a_release_that_does_not_exist_is_no_trial(town: Town) -> None:
+    town.release("payment/1")
+    apply(town)
+    town.put_in_force("reconciled")
+    reopen(town, opening=Opening(releases=("rel_of_nobody",)))
+    done = reopen(town)
+    assert (done.stage, keys(done.missing), done.soon) == ("external", ["trial"], False)
+    assert "no release rel_of_nobody" in done.missing[0]
+    assert reopen(town, despite={"trial"}, reason="a typing error").stage == "open"
+    town.finish_off()
+
+
+def test_a_trial_of_what_had_ended_before_is_no_trial(town: Town) -> None:
+    ended = town.release("payment/1")
+    town.report(town.permit("pay"), Outcome.CONFIRMED)
+    town.release("payment/2")
+    apply(town)
+    town.put_in_force("reconciled")
+    reopen(town, opening=Opening(releases=(ended,)))
+    done = reopen(town)
+    assert (keys(done.missing), done.soon) == (["trial"], False)
+    assert "nothing was tried" in done.missing[0]
+    reopen(town, opening=Opening(("pay",)))
+    town.report(town.permit("pay"), Outcome.CONFIRMED)
+    assert reopen(town).stage == "open"
+    town.finish_off()
+
+
+def test_a_damaged_entry_in_a_trial_is_named_and_can_be_waived(town: Town) -> None:
+    town.release("payment/1")
+    apply(town)
+    town.put_in_force("reconciled")
+    reopen(town, opening=Opening(("pay",)))
+    town.report(town.permit("pay"), Outcome.CONFIRMED)
+    town.fill(2)
+    town.settle()
+    town.close()
+    body = "UPDATE entries SET body = CAST(body || x'00' AS BLOB)"
+    (position,) = query(
+        town.settings.journal_file, "SELECT max(position) FROM entries WHERE entity = 'case/0'"
+    )[0]
+    raw(town.settings.journal_file, f"{body} WHERE position = {position}")
+    town.open()
+    done = reopen(town)
+    assert (done.stage, keys(done.missing), done.soon) == ("external", ["trial"], False)
+    assert f"position {position}" in done.missing[0]
+    assert reopen(town, despite={"trial"}, reason="verify names it").stage == "open"
 
 
 def test_a_lane_that_stands_still_without_a_reason_is_named(town: Town) -> None:

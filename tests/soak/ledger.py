@@ -50,7 +50,8 @@ class Ledger:
             return
         assert status in {200, 201}, f"{operation}: {status} {answer}"
         assert answer["outcome"] == ("duplicate" if status == 200 else "accepted")
-        fields = {name: value for name, value in answer.items() if name != "outcome"}
+        later = {"outcome", "fate"}  # what became of it since is no part of the answer
+        fields = {name: value for name, value in answer.items() if name not in later}
         first = self.told.setdefault(operation, fields)
         assert fields == first, f"{operation} was answered\n{first}\nand then\n{fields}"
         self.accepted[operation] += status == 201
