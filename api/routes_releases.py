@@ -97,11 +97,13 @@ class ReasonRequest(Struct, forbid_unknown_fields=True):
 
 
 class SettleRequest(Struct, forbid_unknown_fields=True):
-    """Whether it happened, and on what evidence a person says so."""
+    """Whether it happened, on what evidence a person says so, and which status is expected."""
 
     happened: bool
     evidence: Annotated[str, Meta(min_length=1, max_length=MAX_STRING)]
     receipt: Annotated[str, Meta(min_length=1, max_length=MAX_STRING)] | None = None
+    reason: Annotated[str, Meta(min_length=1, max_length=MAX_STRING)] | None = None
+    expected: Annotated[str, Meta(min_length=1, max_length=MAX_STRING)] | None = None
 
 
 _OUTCOME = shape(OutcomeRequest)
@@ -336,10 +338,18 @@ async def settle(request: Request[Any, Any, Any]) -> Answer:
     query(request)
     identity = work_of(request)
     said: SettleRequest = await form_of(request, _SETTLE)
-    check_names(receipt=said.receipt)
+    check_names(receipt=said.receipt, reason=said.reason, expected=said.expected)
     lanes = journal_of(request).lanes
     return reply(
-        await lanes.settle(identity, said.happened, said.evidence, said.receipt, principal(request))
+        await lanes.settle(
+            identity,
+            said.happened,
+            said.evidence,
+            said.receipt,
+            principal(request),
+            reason=said.reason,
+            expected=said.expected,
+        )
     )
 
 

@@ -420,7 +420,8 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
 
 
 def _doubt_of(envelope: Envelope, facts: dict[str, Any]) -> Doubt | None:
-    if envelope.action != REBASE or not facts.get("loss"):
+    loss = facts.get("loss")
+    if envelope.action != REBASE or not loss or not loss.get("known", True):
         return None
     return Doubt(int(facts.get("highest", MAX_INTEGER)), envelope.generation, envelope.recorded)
 

@@ -225,13 +225,21 @@ async def settle(
     evidence: str,
     receipt: str | None,
     principal: str | None = None,
+    *,
+    reason: str | None = None,
+    expected: str | None = None,
 ) -> Reception:
     """Say what became of a release of unknown outcome, on evidence that a person has.
 
-    Raises NotFound, TransitionRefused when its outcome is known or a claim is under way.
+    With ``expected`` only while its status is that one. Said twice it is one decision. Raises
+    NotFound, TransitionRefused when its outcome is known, another one or a claim is under way.
     """
     check_name("evidence", evidence, MAX_STRING)
     check_string("receipt", receipt)
+    check_string("reason", reason)
+    if expected is not None and expected not in set(Status):
+        known = ", ".join(Status)
+        raise Invalid(f"{expected} is no status; there are: {known}", field="expected")
     with record.lock.held():
         ready = await make_ready(record)
         row = await _release(record, identity)
@@ -242,7 +250,13 @@ async def settle(
                 work_status=row.status,
             )
         what = "confirmed" if happened else "refused"
-        report = Report(release=identity, evidence=note(evidence), receipt=receipt)
+        report = Report(
+            release=identity,
+            evidence=note(evidence),
+            receipt=receipt,
+            reason=None if reason is None else note(reason),
+            expected=expected,
+        )
         change = Decide(RELEASE_ACTIONS + what, report)
         return await apply(record, ready, row, change, principal)
 

@@ -161,9 +161,25 @@ class LaneWork:
         evidence: str,
         receipt: str | None = None,
         principal: str | None = None,
+        *,
+        reason: str | None = None,
+        expected: str | None = None,
     ) -> Reception:
         """Say what became of a release of unknown outcome."""
-        return await self._write(handling.settle, release, happened, evidence, receipt, principal)
+
+        async def work(record: Record) -> Reception:
+            return await handling.settle(
+                record,
+                release,
+                happened,
+                evidence,
+                receipt,
+                principal,
+                reason=reason,
+                expected=expected,
+            )
+
+        return await self._write(work)
 
     async def record_incident(
         self, release: str, reason: str, principal: str | None = None

@@ -293,8 +293,10 @@ async def _stopped(
         return operation_of(row, told, None, f"{row.id}/observed/{record.clock.fresh()}")
     if await is_doubtful(record, row, doubt):
         return works.hold(row.id, f"held: {_LOST}", _STOPPED)
-    if row.status == Status.READY and seen is not None and seen.outcome == Outcome.CONFIRMED:
-        doubted = before_commitment(row, seen.evidence or seen.why, ask=ask)
+    receipt = seen if seen is not None and seen.outcome == Outcome.CONFIRMED else None
+    if doubt is not None and row.status == Status.READY and receipt is not None:
+        # A commitment may be in what was lost. Else what is said before one is about no attempt.
+        doubted = before_commitment(row, receipt.evidence or receipt.why, ask=ask)
         return operation_of(row, doubted, None, f"{row.id}/observed/{record.clock.fresh()}")
     if row.status == Status.RETRY:
         found = terms(record, row.lane)

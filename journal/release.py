@@ -162,7 +162,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     ``lease`` is the claim that reports, None where unrewind itself learned it from the receiver or
     an operator decided. ``maybe`` says whether the attempt may have had its effect all the same,
     ``ask`` whether the receiver can be asked about it, ``ended`` whether the attempt has ended on
-    our side because who made it says so.
+    our side because who made it says so. A repair gives its ``reason``, and the status that it
+    ``expected`` to find: in any other it is refused.
     """
 
     release: str
@@ -176,6 +177,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     maybe: bool = False
     ask: bool = False
     ended: bool = False
+    reason: str | None = None
+    expected: str | None = None
 
 
 _encode_report = msgspec.json.Encoder().encode
@@ -228,6 +231,13 @@ def check_report(action: str, report: Report, row: Work | None, withdrawn: bool)
     what = action.removeprefix(RELEASE_ACTIONS)
     if row is None or row.effect != Effect.EXTERNAL:
         raise NotFound(f"there is no release {report.release}", release=report.release)
+    if report.expected is not None and row.status != report.expected:
+        raise TransitionRefused(
+            f"release {row.id} is {row.status}, not {report.expected} as this repair expects: look "
+            "at it again",
+            release=row.id,
+            work_status=row.status,
+        )
     allowed = _FROM.get(what)
     if allowed is None:
         raise Invalid(f"a release knows no {action}", field="action")

@@ -268,9 +268,10 @@ def _rebase(
 
 
 def _doubted(survey: HealingSurvey) -> dict[str, Any]:
-    """The loss as the entry keeps it: where it stands, every open release is to be doubted.
+    """The loss as the entry keeps it: where it is known, every open release is to be doubted.
 
-    One stands after every healing: what was journalled after the witness looked is not known.
+    One stands after every healing: what was journalled after the witness looked is not known. But
+    the store commits first: a commitment that it lacks was lost by both, and the witness tells.
     """
     loss = survey.loss or Loss("", [], [], parted=False)
     named = {"name": None} if survey.loss is None else {"name": loss.name}

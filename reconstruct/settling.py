@@ -67,6 +67,14 @@ class Batch:
     def _decide(self, row: Work, change: Decide) -> None:
         what = change.action.removeprefix(RELEASE_ACTIONS)
         fresh = self.record.clock.fresh()[:12]
+        # What was never claimed is doubted just before, in this very batch.
+        doubted = row.status == Status.READY and what in {"confirmed", "refused"}
+        report = msgspec.structs.replace(
+            change.report,
+            reason=f"reconciliation of generation {self.generation}",
+            expected=str(Status.UNKNOWN) if doubted else row.status,
+        )
+        change = Decide(change.action, report)
         identity = f"{row.id}/{what}/reconciled-{self.generation}-{fresh}"
         self.operations.append(operation_of(row, change, self.principal, identity))
 

@@ -55,3 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen[item.nodeid] += 1
         if seen[item.nodeid] > 1:
             item._nodeid = f"{item.nodeid}[{seen[item.nodeid]}]"  # type: ignore[attr-defined]
+    # The long ones first, so that no core ends up alone with one of them.
+    first = ("tests/soak/", "tests/drill/", "tests/test_runbook.py")
+    items.sort(key=lambda item: not item.nodeid.startswith(first))

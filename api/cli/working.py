@@ -178,8 +178,19 @@ def cancel(identity: str, reason: str) -> int:
     "--evidence", required=True, metavar="TEXT", help="How you know; it is journalled with it."
 )
 @click.option("--receipt", metavar="TEXT", help="The receiver's own reference, where there is one.")
+@click.option("--reason", metavar="TEXT", help="Why it is settled by hand; journalled with it.")
+@click.option(
+    "--expect", metavar="STATUS", help="Refuse unless its status is this one, such as unknown."
+)
 @common
-def settle(identity: str, happened: bool | None, evidence: str, receipt: str | None) -> int:
+def settle(
+    identity: str,
+    happened: bool | None,
+    evidence: str,
+    receipt: str | None,
+    reason: str | None,
+    expect: str | None,
+) -> int:
     """Say what became of a release whose outcome is unknown, on evidence that you have.
 
     Nothing is sent. A release that did not happen ends as `refused`: to have it after all, decide
@@ -189,7 +200,16 @@ def settle(identity: str, happened: bool | None, evidence: str, receipt: str | N
         raise click.UsageError("say what became of it: --happened or --did-not-happen")
     with working(settings()) as record:
         reception = drive(
-            handling.settle(record, identity, happened, evidence, receipt, principal())
+            handling.settle(
+                record,
+                identity,
+                happened,
+                evidence,
+                receipt,
+                principal(),
+                reason=reason,
+                expected=expect,
+            )
         )
     return _tell(reception)
 

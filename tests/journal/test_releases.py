@@ -17,7 +17,7 @@ from journal.errors import (
 )
 from journal.lifecycle import Action
 from journal.permits import Asked
-from journal.release import REPORT_TYPE, release_id
+from journal.release import REPORT_TYPE, Report, release_id
 from journal.worker import drive
 from journal.writepath import make_ready
 from tests.support.releases import Yard, lane_settings, releasing
@@ -332,6 +332,28 @@ def test_a_finding_that_a_release_happened_is_recorded_with_its_evidence(yard: Y
     assert yard.row(first).receipt == "no. 7"
     with pytest.raises(TransitionRefused):
         yard.do(handling.settle, first, False, "no, it did not", None, "olga")
+
+
+def test_a_repair_is_conditional_on_the_state_that_it_expects_and_acts_once(yard: Yard) -> None:
+    first = yard.release("letter/1")
+    yard.report(yard.permit("post"), "unknown", evidence="no reply")
+    why = {"reason": "their monthly statement", "expected": "pending"}
+    with pytest.raises(TransitionRefused, match="is unknown, not pending as this repair expects"):
+        yard.do(handling.settle, first, True, "line 17", "no. 7", "olga", **why)
+    with pytest.raises(Invalid, match="no status"):
+        yard.do(handling.settle, first, True, "line 17", None, "olga", expected="settled")
+    before = yard.status(first)
+    why["expected"] = before
+    settled = yard.do(handling.settle, first, True, "line 17", "no. 7", "olga", **why)
+    again = yard.do(handling.settle, first, True, "line 17", "no. 7", "olga", **why)
+    assert (before, settled.status, again.status) == ("unknown", "done", "done")
+    assert settled.acceptance is not None
+    assert again.acceptance is not None
+    assert again.acceptance.digest == settled.acceptance.digest
+    assert again.acceptance.outcome == "duplicate"
+    row = yard.journal_sql("SELECT body FROM entries ORDER BY position DESC LIMIT 1")[0]
+    report = msgspec.json.decode(row[0], type=Report)
+    assert (report.reason, report.expected) == ("their monthly statement", "unknown")
 
 
 def test_nothing_is_settled_while_its_attempt_is_under_way_or_before_one(yard: Yard) -> None:
