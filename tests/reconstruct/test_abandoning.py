@@ -72,7 +72,7 @@ def test_an_entity_goes_on_from_its_last_continuous_revision(
     view = lost.do(reading.read_entity, entity, None)
     assert (view.revision, view.complete, view.newest) == (4, True, 4)
     assert lost.do(reading.read_gate, entity, None).gate == GO
-    new = [(revision, None) for revision in (1, 2)]
+    new: list[tuple[int, str | None]] = [(revision, None) for revision in (1, 2)]
     for revision in (3, 4, 5, 6):
         if (kind, revision) != ("gap", 3):
             new.append((revision, "abandoned"))
