@@ -86,7 +86,7 @@ def test_p7_a_server_that_wakes_after_begin_changes_nothing_more(site: Site) -> 
     assert verify_files(site.settings) == []
 
 
-@pytest.mark.parametrize("end", ["kill", "wake"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("wake", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("side", ["store", "journal"])
 def test_h2_one_stopped_inside_a_transaction_is_named_and_can_be_killed(
     site: Site, side: str, end: str

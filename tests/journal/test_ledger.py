@@ -383,7 +383,7 @@ class Mix:
     def _settle(self, _: int) -> None:
         rows = self.town.sql("SELECT id FROM unrewind_work WHERE status = 'unknown'")
         if rows:
-            self.town.do(handling.settle, rows[0][0], happened=True, evidence="seen")
+            self.town.do(handling.settle, rows[0][0], True, "seen", None)
 
     def _start(self, place: int) -> None:
         self._accept(f"task/{place}", "start")
@@ -413,7 +413,7 @@ class Mix:
 
 
 @hypothesis.settings(
-    max_examples=20,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

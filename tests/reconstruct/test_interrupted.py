@@ -90,7 +90,14 @@ def kill_nine(scene: Scene) -> None:
     scene.open()
 
 
-@pytest.mark.parametrize("then", [go_on, restart, kill_nine])
+@pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param(go_on, marks=pytest.mark.soak),
+        pytest.param(restart, marks=pytest.mark.soak),
+        kill_nine,
+    ],
+)
 @pytest.mark.parametrize("after", [False, True])
 def test_r11_p11_a_recovery_killed_at_every_commit_ends_in_the_same_state(
     template: Scene, tmp_path: Path, then: Callable[[Scene], None], *, after: bool
