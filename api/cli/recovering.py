@@ -192,7 +192,7 @@ def apply(
             ("history", f"{done.history}, from sequence {done.first_sequence}"),
             ("parent", done.parent),
             ("generation", done.generation),
-            ("next", "unrewind recover reopen"),
+            ("next", "unrewind recover reconcile"),
         ]
     )
     return Code.FINE
