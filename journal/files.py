@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
+from journal.sql import Stamp
+from journal.sqlite import SIDE_FILES, size_of, sync_directory
 
 HEALING = (".healing", ".healed")
 """A journal that is healed, beside the one whose place it takes: while it is built, and whole."""
@@ -34,8 +35,7 @@ def remove_database(path: Path) -> None:
 
 def has_content(path: Path) -> bool:
     """Whether a file is there that holds something."""
-    stamp = stamp_of(path)
-    return stamp is not None and stamp.size > 0
+    return size_of(path) > 0
 
 
 def someone_has(path: Path) -> bool:
@@ -112,4 +112,4 @@ class SeenFile:
 
 
 def _seen(stamp: Stamp, *, watched: bool) -> Seen:
-    return Seen(**msgspec.structs.asdict(stamp), watched=watched)
+    return Seen(stamp.parts, watched=watched)

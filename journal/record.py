@@ -41,8 +41,8 @@ from journal.log.sqlite import SqliteLog
 from journal.projection import Projection, load_projections
 from journal.release import Rules
 from journal.settings import Settings
-from journal.sql import Projected
-from journal.sqlite import Stamp, stamp_of
+from journal.sql import Projected, Stamp
+from journal.sqlite import size_of, stamp_of
 from journal.store import tables
 from journal.store.sqlite import SqliteStore
 from journal.store.tables import Marker
@@ -147,8 +147,8 @@ class Record:
         await self.close_files()
         settings = self.settings
         found = stamp_of(settings.store_file)
-        wal = stamp_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
-        settled = companion or wal is None or wal.size == 0  # a reader leaves an empty one
+        wal = size_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
+        settled = companion or wal == 0  # a reader leaves an empty one
         self._trusted = settled and self.seen.names(found)
         self.doubtful = not (self._trusted and self.seen.watched())
         self._unwitnessed = True

@@ -19,8 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct
-
 from journal.errors import (
     ConstraintFailed,
     Damaged,
@@ -30,7 +28,7 @@ from journal.errors import (
     FileChanged,
     Unreachable,
 )
-from journal.sql import Batch, Projected, Result, Rows, Statement
+from journal.sql import Batch, Projected, Result, Rows, Stamp, Statement
 
 CHECKPOINT_PAGES = 4000
 CACHE_KIB = 65_536
@@ -69,23 +67,19 @@ def _decode_damaged(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
-class Stamp(Struct, frozen=True):
-    """A file as the operating system sees it: equal stamps mean that nobody wrote to it."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-
 def stamp_of(path: Path) -> Stamp | None:
-    """The file's stamp, or None when there is no file."""
+    """The file's stamp (device, inode, size, times in ns), or None when there is no file."""
     try:
         found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and called in each batch
     except OSError:
         return None
-    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Stamp((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+
+
+def size_of(path: Path) -> int:
+    """The file's size in bytes; 0 when there is no file."""
+    stamp = stamp_of(path)
+    return 0 if stamp is None else stamp.parts[2]
 
 
 def in_memory() -> sqlite3.Connection:
@@ -129,6 +123,7 @@ class Database:
 
     def __init__(self, path: Path, *, schema: str | None = None, read_only: bool = False) -> None:
         self.path = path
+        self.label = f"{path.parent.name}/{path.name}"
         self.read_only = read_only
         created = not path.exists()
         if created and schema is None:
@@ -147,7 +142,7 @@ class Database:
         if found is None:
             self.connection.close()
             raise FileChanged(f"{path}: the file went away while it was opened")
-        self._identity = (found.device, found.inode)
+        self._identity = found.parts[:2]
         self._failed: str | None = None
         self.tolerant = False
 
@@ -208,7 +203,7 @@ class Database:
     def check_identity(self) -> Stamp:
         """The file's stamp. Raises FileChanged when the path names another file than was opened."""
         found = stamp_of(self.path)
-        if found is None or (found.device, found.inode) != self._identity:
+        if found is None or found.parts[:2] != self._identity:
             raise FileChanged(f"{self.path}: another file stands under this path than was opened")
         return found
 

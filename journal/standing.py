@@ -40,6 +40,7 @@ from journal.formats import needs_of
 from journal.log import CONTROL, Append, Log, Look, Moved
 from journal.record import Record
 from journal.store import tables
+from journal.store.engine import SqlStore
 from journal.store.sqlite import SqliteStore
 from journal.witness import Witness, WitnessUnreadable, witness_of
 
@@ -123,7 +124,7 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
     )
 
 
-async def _is_torn(store: SqliteStore, log: Log) -> bool:
+async def _is_torn(store: SqlStore, log: Log) -> bool:
     marker = tables.marker_of((await store.read([tables.READ_MARKER]))[0])
     return marker is None or await is_torn(store, log, marker.place.sequence)
 

@@ -54,7 +54,7 @@ from journal.sql import Result, Rows, Statement
 from journal.standing import LOGGER, close_tenant, compare_heads, examine, poison
 from journal.store import tables
 from journal.store import work as works
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.store.tables import Marker
 from journal.work import FINISHED, Status, Work
 
@@ -69,7 +69,7 @@ class Ready(Struct, frozen=True):
 
     look: Look
     control: Control
-    store: SqliteStore
+    store: SqlStore
     marker: Marker
     tip: Place
 
@@ -140,7 +140,7 @@ async def make_ready(record: Record) -> Ready:
     return ready
 
 
-def _require(record: Record, store: SqliteStore, needs: int) -> None:
+def _require(record: Record, store: SqlStore, needs: int) -> None:
     """Let the store refuse writers of earlier formats too, once the data needs a newer one."""
     if store.needs >= needs:
         return

@@ -20,7 +20,7 @@ from journal.sql import Rows, Statement
 from journal.standing import LOGGER, poison
 from journal.store import tables
 from journal.store import work as works
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.store.tables import Marker
 from journal.writepath import project
 from reconstruct.planning import PAGE, Base, Progress, silent
@@ -28,7 +28,7 @@ from reconstruct.replay import Replay
 from reconstruct.working import work_of
 
 
-def the_store(record: Record) -> SqliteStore:
+def the_store(record: Record) -> SqlStore:
     """The store. Raises Refused when it went away."""
     if record.store is None:
         raise Refused("the store went away during the recovery")

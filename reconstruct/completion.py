@@ -32,7 +32,7 @@ from journal.release import is_report, report_of
 from journal.standing import poison
 from journal.store import tables
 from journal.store import work as works
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.work import CLAIMABLE, Status, Work
 from journal.writepath import loads_of
 
@@ -73,7 +73,7 @@ async def lacking(record: Record, control: Control, stage: Stage) -> list[Lackin
         raise JournalUnavailable(f"the store cannot be read: {error}") from error
 
 
-def store_of(record: Record) -> SqliteStore:
+def store_of(record: Record) -> SqlStore:
     """The store. Raises Refused without one."""
     if record.store is None:
         raise Refused("the store is missing or unreadable: run `unrewind recover apply`")

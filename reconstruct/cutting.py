@@ -15,7 +15,7 @@ from journal.entry import MAX_INTEGER, Entry
 from journal.errors import Invalid
 from journal.history import Flaw, Head, Link, examine, link_of
 from journal.log import DECISIONS, Log, Rival, Row
-from journal.log.sqlite import SqliteLog
+from journal.log.engine import SqlLog
 from reconstruct.orders import POSITION, SEQUENCE, Hole, holes, left_of, size_of
 from reconstruct.replay import Lineage, Stop
 
@@ -173,7 +173,7 @@ def _link(row: Row) -> Link | None:
 
 
 def missing_in(
-    log: SqliteLog, control: Control, at: Row | None, rows: Sequence[Row], position: int
+    log: SqlLog, control: Control, at: Row | None, rows: Sequence[Row], position: int
 ) -> list[Missing]:
     """The revisions between the cut and the newest entry that nobody has.
 

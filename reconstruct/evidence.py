@@ -29,7 +29,8 @@ from journal.errors import Refused, UnrewindError
 from journal.locks import TurnLock
 from journal.record import Record
 from journal.settings import Settings
-from journal.sqlite import SIDE_FILES, Stamp, stamp_of, sync_directory
+from journal.sql import Stamp
+from journal.sqlite import SIDE_FILES, size_of, stamp_of, sync_directory
 from journal.standing import LOGGER, change_control
 from journal.worker import drive
 from reconstruct.copying import Copied, copy_apart
@@ -215,12 +216,12 @@ def _fill(
 
 def _stamps(settings: Settings) -> list[Stamp | None]:
     file = settings.store_file
-    return [_unless_empty(stamp_of(path)) for path in (file, file.with_name(f"{file.name}-wal"))]
+    return [_unless_empty(path) for path in (file, file.with_name(f"{file.name}-wal"))]
 
 
-def _unless_empty(stamp: Stamp | None) -> Stamp | None:
+def _unless_empty(path: Path) -> Stamp | None:
     """Readers leave an empty write-ahead log behind, which is none."""
-    return stamp if stamp is not None and stamp.size else None
+    return stamp_of(path) if size_of(path) else None
 
 
 def _told_as(settings: Settings, target: Path) -> str:

@@ -24,7 +24,7 @@ from journal.record import Record
 from journal.sqlite import SIDE_FILES, stamp_of
 from journal.store import tables
 from journal.store import work as works
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from reconstruct import inflight
 
 Exhibit = Callable[[Record, BinaryIO], Awaitable[None]]
@@ -124,7 +124,7 @@ async def work(record: Record, out: BinaryIO) -> None:
 _decode = msgspec.json.Decoder(list[list[Any]]).decode
 
 
-def _store(record: Record) -> SqliteStore:
+def _store(record: Record) -> SqlStore:
     if record.store is None:
         raise Unreachable("the store is missing or unreadable")
     return record.store

@@ -14,6 +14,7 @@ from journal.errors import EngineError, FileChanged, Refused
 from journal.log import Look
 from journal.record import Record
 from journal.settings import Settings
+from journal.sql import Rows, Statement
 from journal.standing import LOGGER
 from journal.store import tables
 from journal.store.tables import Marker
@@ -81,7 +82,7 @@ async def raise_in_store(record: Record, generation: int) -> None:
         await record.open_for_writing()
         place = marker.place
         raised = Place(place.history, generation, place.sequence, place.digest)
-        statements = [tables.fence(marker, raised, marker.journalled)]
+        statements: list[Statement | Rows] = [tables.fence(marker, raised, marker.journalled)]
         control = record.control
         if control is not None and is_outlived(control, marker):
             # Of the generation in force they would say that the journal lost them.

@@ -21,6 +21,7 @@ from journal.errors import ConstraintFailed, Damaged, EngineError, Refused
 from journal.files import HEALING, has_content, remove_database
 from journal.formats import FORMAT
 from journal.log import CONTROL, DECISIONS, Append, FlawRow, Look
+from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
 from journal.sqlite import SIDE_FILES, sync_directory, sync_file
@@ -147,7 +148,7 @@ async def _build(
 
 
 async def _fill(
-    record: Record, log: SqliteLog, salvage: Salvage, principal: str | None, progress: Progress
+    record: Record, log: SqlLog, salvage: Salvage, principal: str | None, progress: Progress
 ) -> None:
     survey = salvage.survey
     entries = [row.entry() for row in await log.control()]
@@ -182,7 +183,7 @@ async def _fill(
     )
 
 
-async def _check_healed(record: Record, log: SqliteLog) -> None:
+async def _check_healed(record: Record, log: SqlLog) -> None:
     """Refuse a result beside which the store would show once more that the journal is older."""
     marker = await record.marker()
     if marker is None or record.store is None:

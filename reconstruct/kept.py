@@ -15,7 +15,7 @@ from journal.abandonment import Cuts, dropping
 from journal.history import Flaw
 from journal.log import Log
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from reconstruct.replay import Lineage, Stop
 
 _DOWN = 500
@@ -28,7 +28,7 @@ class _Named(Struct):
     history: str
 
 
-async def find_kept(store: SqliteStore, log: Log, cuts: Cuts, common: int) -> list[Lineage]:
+async def find_kept(store: SqlStore, log: Log, cuts: Cuts, common: int) -> list[Lineage]:
     """What is followed of each entity that lost a decision at or below a common sequence.
 
     Costs two counts where nothing is missing, and a walk over the store's decisions where something

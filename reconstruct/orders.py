@@ -14,8 +14,7 @@ from msgspec import Struct
 from journal.abandonment import Cuts
 from journal.control import Control, Missing
 from journal.history import Flaw
-from journal.sql import Statement
-from journal.sqlite import Database
+from journal.sql import Database, Statement
 from reconstruct.walking import Finding
 
 POSITION = "position"

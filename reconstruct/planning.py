@@ -20,10 +20,11 @@ from journal.errors import Damaged, Invalid, Refused
 from journal.history import Flaw
 from journal.lifecycle import Lifecycle
 from journal.log import FIRST_FLAW, FlawRow, Log, Row
-from journal.log.sqlite import SqliteLog
+from journal.log.engine import SqlLog
 from journal.record import Record
 from journal.standing import examine
 from journal.store import tables
+from journal.store.engine import SqlStore
 from journal.store.sqlite import SqliteStore
 from reconstruct.cutting import lineage_of
 from reconstruct.kept import find_kept
@@ -138,7 +139,7 @@ def silent(_done: int, _total: int, _what: str) -> None:
     """No progress shown."""
 
 
-async def find_base(store: SqliteStore, log: Log, control: Control, seen: Seen) -> Base:
+async def find_base(store: SqlStore, log: Log, control: Control, seen: Seen) -> Base:
     """Walk down from the store's marker to the last decision that the journal holds too."""
     marker = seen.marker
     if marker is None:
@@ -189,7 +190,7 @@ def _local(sequence: int, digest: str, envelope: bytes) -> LocalOnly:
     )
 
 
-async def find_stale(store: SqliteStore, log: Log, common: int) -> list[str]:
+async def find_stale(store: SqlStore, log: Log, common: int) -> list[str]:
     """Entities whose row is not what the journal said at ``common``, by name.
 
     A row that merely lacks later revisions is not stale: the replay brings them.
@@ -345,7 +346,7 @@ def identified(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, plan=identity)
 
 
-def _lost(log: SqliteLog, control: Control, common: int, replay: Replay) -> list[Hole]:
+def _lost(log: SqlLog, control: Control, common: int, replay: Replay) -> list[Hole]:
     """Sequences without a decision, where there are more than the gaps of entities tell of."""
     lost = lost_above(log.database, control, common)
     gaps = [stop for stop in replay.stops.values() if stop.flaw is Flaw.GAP]
@@ -438,7 +439,7 @@ _FRESH = _Compared(Base(0, ()), fresh=True)
 
 async def _rehearse(
     record: Record,
-    log: SqliteLog,
+    log: SqlLog,
     base: Base,
     rebuild: set[str],
     replay: Replay,

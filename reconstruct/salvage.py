@@ -16,11 +16,12 @@ from journal.entry import GENESIS, Entry, read
 from journal.errors import Damaged, EngineError, Invalid, Refused
 from journal.history import Head, follows, link_of
 from journal.log import PAGE_BYTES
+from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
 from journal.standing import examine
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.store.tables import Marker, StoredDecision
 from journal.witness import Witness
 from reconstruct.remains import Broken, HealingSurvey, Loss, Span, known_of
@@ -149,7 +150,7 @@ def _check_gone(record: Record) -> None:
         raise Refused(f"the journal cannot be reached ({error}): {advice}") from None
 
 
-def pages(store: SqliteStore, after: int) -> Iterator[list[StoredDecision]]:
+def pages(store: SqlStore, after: int) -> Iterator[list[StoredDecision]]:
     """The store's decisions above a sequence, in pages bounded by number and by bytes."""
     while True:
         rows: list[StoredDecision] = []
@@ -166,7 +167,7 @@ def pages(store: SqliteStore, after: int) -> Iterator[list[StoredDecision]]:
 
 
 async def _control(
-    record: Record, store: SqliteStore | None, log: SqliteLog | None, *, outlived: bool
+    record: Record, store: SqlStore | None, log: SqlLog | None, *, outlived: bool
 ) -> tuple[Control, list[Entry], int]:
     """Control as it will be, the entries that the journal lacks, and the store's last copy.
 
@@ -229,7 +230,7 @@ def _sound(row: StoredDecision) -> Entry | None:
     return entry
 
 
-async def _check_joint(store: SqliteStore | None, last: Last) -> None:
+async def _check_joint(store: SqlStore | None, last: Last) -> None:
     """Refuse unless the store holds the journal's last decision, where it holds later ones."""
     if store is None or last.sequence == 0:
         return
@@ -270,7 +271,7 @@ class Taken:
         self._heads: dict[str, Head] = {}
         self._ended = False
 
-    async def add(self, log: SqliteLog | None, rows: Sequence[StoredDecision]) -> list[Entry]:
+    async def add(self, log: SqlLog | None, rows: Sequence[StoredDecision]) -> list[Entry]:
         """Judge rows in order; those that the journal can take."""
         entries = []
         for row in rows:
@@ -310,7 +311,7 @@ class Taken:
         self.last = Last(envelope.history, row.sequence, row.digest)
         return entry
 
-    async def _follow(self, log: SqliteLog | None, entry: Entry) -> None:
+    async def _follow(self, log: SqlLog | None, entry: Entry) -> None:
         envelope = entry.envelope
         head = self._heads.get(envelope.entity)
         if head is None:
@@ -355,7 +356,7 @@ class Taken:
 
 
 async def _loss(
-    log: SqliteLog | None,
+    log: SqlLog | None,
     seen: Seen,
     marker: Marker | None,
     whole: Control,
@@ -383,7 +384,7 @@ async def _loss(
     return Loss(name if witness is None else witness.digest, decisions, control, parted, others)
 
 
-async def _has_parted(log: SqliteLog | None, seen: Seen, witness: Witness) -> bool:
+async def _has_parted(log: SqlLog | None, seen: Seen, witness: Witness) -> bool:
     """Whether the journal holds something else than the witness saw."""
     if log is None:
         return False

@@ -14,12 +14,11 @@ from journal.entry import read
 from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable
 from journal.history import Flaw
 from journal.log import FIRST_FLAW
-from journal.log.sqlite import SqliteLog
+from journal.log.engine import SqlLog
 from journal.log.writing import dropped_by
 from journal.record import Record
 from journal.settings import Settings
-from journal.sql import Statement
-from journal.sqlite import Database
+from journal.sql import Database, Statement
 from journal.store import tables
 from journal.worker import drive
 from reconstruct.orders import holes, unexplained
@@ -302,7 +301,7 @@ def _cuts_in(record: Record) -> Cuts:
     return {} if record.control is None else record.control.abandoned
 
 
-def _log_port(record: Record) -> SqliteLog:
+def _log_port(record: Record) -> SqlLog:
     if record.log is None:
         raise JournalUnavailable
     return record.log

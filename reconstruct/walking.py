@@ -24,8 +24,7 @@ from journal.control import Abandoned
 from journal.entry import Predecessor
 from journal.errors import Damaged
 from journal.history import Flaw, Head, Link
-from journal.sql import Statement
-from journal.sqlite import Database
+from journal.sql import Database, Statement
 
 PARALLEL_FROM = 20_000
 _REPORT_EVERY = 20_000

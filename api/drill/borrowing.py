@@ -21,7 +21,8 @@ import msgspec
 from journal.errors import Refused
 from journal.lanes import Contract
 from journal.settings import Settings
-from journal.sqlite import Stamp, stamp_of
+from journal.sql import Stamp
+from journal.sqlite import stamp_of
 from reconstruct.evidence import files_of
 
 _TRIES = 50

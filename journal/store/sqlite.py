@@ -6,8 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from journal.formats import FIRST, fence_of
-from journal.sql import Batch, Result, Statement
-from journal.sqlite import Database, Stamp
+from journal.sql import Statement
+from journal.sqlite import Database
+from journal.store.engine import SqlStore
 
 
 def schema() -> str:
@@ -22,20 +23,21 @@ _HAS_WORK = Statement(
 _TABLES = schema().count("IF NOT EXISTS unrewind_")
 
 
-class SqliteStore:
-    """A ``Store`` whose calls block and never suspend; run it in a ``Worker``."""
+class SqliteStore(SqlStore):
+    """One file."""
+
+    database: Database
 
     def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
-        self.database = Database(path, schema=schema() if create else None, read_only=read_only)
-        self.needs = FIRST
+        super().__init__(Database(path, schema=schema() if create else None, read_only=read_only))
 
     def create_tables(self) -> None:
-        """Add the tables that the file lacks. Nothing is written when it has them all."""
+        """See ``SqlStore.create_tables``."""
         if self.database.read([_HAS_WORK])[0][0][0] < _TABLES:
             self.database.connection.executescript(f"BEGIN IMMEDIATE;\n{schema()}\nCOMMIT;")
 
     def require(self, needs: int) -> None:
-        """Refuse writers of earlier formats from now on. Raises EngineError."""
+        """See ``SqlStore.require``."""
         name, trigger = fence_of(needs)
         if needs > FIRST:
             known = Statement("SELECT count(*) FROM sqlite_master WHERE name = ?", (name,))
@@ -43,20 +45,6 @@ class SqliteStore:
                 self.database.batch([Statement(trigger)])
         self.needs = needs
 
-    async def read(self, statements: Batch) -> list[Result]:
-        """See ``Store.read``."""
-        self.database.check_identity()
-        return self.database.read(statements)
-
-    async def batch(self, statements: Batch) -> None:
-        """See ``Store.batch``."""
-        self.database.check_identity()
-        self.database.batch(statements, fenced=True)
-
-    def stamp(self) -> Stamp:
-        """The file as it stands under the path now. Raises FileChanged."""
-        return self.database.check_identity()
-
-    async def close(self) -> None:
-        """See ``Store.close``."""
-        self.database.close()
+    def copy_to(self, target: Path) -> None:
+        """See ``SqlStore.copy_to``: a file."""
+        self.database.copy_to(target)

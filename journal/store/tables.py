@@ -12,7 +12,7 @@ from journal.acceptance import Decision, EntityHead, Place, head_after
 from journal.entry import Entry
 from journal.formats import check_needs
 from journal.log import Row
-from journal.sql import Result, Rows, Statement
+from journal.sql import Fence, Result, Rows, Statement
 
 FORMAT = 1
 """Of the tables: additions leave it as it is. Which code the data needs is in control."""
@@ -83,14 +83,14 @@ def found(marker: Marker) -> Statement:
     )
 
 
-def fence(marker: Marker, to: Place, journalled: int) -> Statement:
+def fence(marker: Marker, to: Place, journalled: int) -> Fence:
     """Move the marker from exactly ``marker`` to ``to``; fail when it is anywhere else.
 
     ``format`` becomes NULL, which its column refuses, unless one row matches everything expected;
     else it is that of this code, which the store refuses once the data needs a newer one.
     """
     place = marker.place
-    return Statement(
+    return Fence(
         f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,"
         " (SELECT ? FROM unrewind_marker WHERE history = ? AND generation = ?"
         "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"
@@ -108,6 +108,22 @@ def fence(marker: Marker, to: Place, journalled: int) -> Statement:
             marker.format,
             marker.tenant,
             marker.instance,
+            to.history,
+            to.generation,
+            to.sequence,
+            to.digest,
+            journalled,
+        ),
+        expected=(
+            place.history,
+            place.generation,
+            place.sequence,
+            place.digest,
+            marker.instance,
+            marker.format,
+        ),
+        becomes=(
+            formats.FORMAT,
             to.history,
             to.generation,
             to.sequence,

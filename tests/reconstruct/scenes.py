@@ -15,11 +15,12 @@ from journal import Acceptance, Operation, Settings
 from journal.detection import Verdict
 from journal.errors import EngineError, UnrewindError
 from journal.log import Append, Look
+from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
 from journal.sql import Batch
 from journal.standing import detect
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.worker import drive
 from journal.writepath import settle
 from reconstruct import recovery, snapshots, verification
@@ -167,23 +168,23 @@ class Fuse:
 def fused(at: int, *, after: bool) -> Iterator[Fuse]:
     """Every batch of any store and every append of any journal burns one fuse."""
     fuse = Fuse(at, after=after)
-    real_batch, real_append = SqliteStore.batch, SqliteLog.append
+    real_batch, real_append = SqlStore.batch, SqlLog.append
 
-    async def burning_batch(self: SqliteStore, statements: Batch) -> None:
+    async def burning_batch(self: SqlStore, statements: Batch) -> None:
         fuse.before_call()
         await real_batch(self, statements)
         fuse.after_call()
 
-    async def burning_append(self: SqliteLog, append: Append, expects: Look) -> None:
+    async def burning_append(self: SqlLog, append: Append, expects: Look) -> None:
         fuse.before_call()
         await real_append(self, append, expects)
         fuse.after_call()
 
-    SqliteStore.batch, SqliteLog.append = burning_batch, burning_append  # type: ignore[method-assign]
+    SqlStore.batch, SqlLog.append = burning_batch, burning_append  # type: ignore[method-assign]
     try:
         yield fuse
     finally:
-        SqliteStore.batch, SqliteLog.append = real_batch, real_append  # type: ignore[method-assign]
+        SqlStore.batch, SqlLog.append = real_batch, real_append  # type: ignore[method-assign]
 
 
 def kill(record: Record) -> None:

@@ -1,0 +1,393 @@
+"""A log over an SQL database: what every engine shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from journal.acceptance import Place
+from journal.control import Abandoned, Authority, Stage
+from journal.entry import read
+from journal.errors import Damaged
+from journal.history import Flaw, Head, Link, link_of
+from journal.log import (
+    PAGE_BYTES,
+    Append,
+    EntityChain,
+    FlawKey,
+    FlawRow,
+    HeadPage,
+    JournalHead,
+    Look,
+    Moved,
+    Rival,
+    Row,
+)
+from journal.log.writing import dropped_by, statements_of
+from journal.sql import Database, Result, Statement
+
+_COLUMNS = (
+    "position, stream, sequence, lower(hex(history)), entity, revision, operation,"
+    " lower(hex(digest)), CAST(envelope AS BLOB), body"  # a flipped bit may leave no text
+)
+DROPPED = "EXISTS (SELECT 1 FROM dropped WHERE dropped.position = entries.position)"
+_LOOK = Statement(
+    "SELECT coalesce((SELECT max(position) FROM entries), 0),"
+    " a.history, a.generation, a.stage, a.first, a.digest,"
+    " lower(hex(t.history)), t.sequence, lower(hex(t.digest)),"
+    " coalesce((SELECT max(sequence) FROM entries WHERE stream = 'control'"
+    "   AND sequence IS NOT NULL), 0),"
+    " EXISTS (SELECT 1 FROM flaws)"
+    " FROM (SELECT 1 AS one) AS o LEFT JOIN authority a ON true"
+    " LEFT JOIN (SELECT history, sequence, digest FROM entries"
+    "   WHERE stream = 'decisions' AND sequence IS NOT NULL ORDER BY sequence DESC LIMIT 1) t"
+    " ON true"
+)
+_STAGES = frozenset(Stage)
+_HEADS = """
+WITH RECURSIVE named (entity) AS (
+  SELECT min(entity) FROM entries WHERE entity > ?
+  UNION ALL
+  SELECT (SELECT min(entity) FROM entries WHERE entity > named.entity)
+    FROM named WHERE named.entity IS NOT NULL LIMIT ?
+)
+SELECT named.entity, e.revision, lower(hex(e.digest)),
+  CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.outcome.data') END, e.stream
+FROM named LEFT JOIN entries e ON e.position = (
+  SELECT position FROM entries WHERE entity = named.entity AND NOT {dropped}
+  ORDER BY revision DESC, position DESC LIMIT 1)
+WHERE named.entity IS NOT NULL
+ORDER BY named.entity
+"""
+
+
+def row_of(row: tuple[Any, ...]) -> Row:
+    """A ``Row`` from the columns of ``_from``."""
+    position, stream, sequence, history, entity, revision, operation, digest, *rest = row
+    text, body, dropped = rest
+    return Row(
+        position,
+        stream,
+        sequence,
+        history,
+        entity,
+        revision,
+        operation,
+        digest,
+        bytes(text),
+        body if isinstance(body, bytes) else str(body).encode(),  # damage may change its type
+        bool(dropped),
+    )
+
+
+def look_of(rows: Result) -> Look:
+    """A ``Look`` from the row of ``_LOOK``."""
+    (
+        position,
+        history,
+        generation,
+        stage,
+        first,
+        base,
+        last_history,
+        last_sequence,
+        last_digest,
+        control,
+        flawed,
+    ) = rows[0]
+    authority = None
+    if history is not None:
+        # A stage that this code does not know allows nothing; control then says why.
+        known = Stage(stage) if stage in _STAGES else Stage.CLOSED
+        authority = Authority(history, generation, known, first, base)
+    last = None
+    if last_sequence is not None:
+        last = Place(last_history, 0, last_sequence, last_digest)
+    return Look(position, authority, last, control, bool(flawed))
+
+
+class SqlLog:
+    """A ``Log`` whose calls block and never suspend; run it in a ``Worker``."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def _dropped(self) -> str:
+        """Whether an entry is dropped, in SQL."""
+        return DROPPED
+
+    def _from(self) -> str:
+        return f"SELECT {_COLUMNS}, {self._dropped()} FROM entries"
+
+    def _query(self, sql: str, *parameters: Any) -> Result:
+        self.database.check_identity()
+        return self.database.read([Statement(sql, parameters)])[0]
+
+    def _rows(self, sql: str, *parameters: Any) -> list[Row]:
+        return [row_of(row) for row in self._query(sql, *parameters)]
+
+    def _page(self, sql: str, *parameters: Any) -> list[Row]:
+        """Rows as far as PAGE_BYTES go; the rest is never read."""
+        self.database.check_identity()
+        try:
+            return self._fill(sql, parameters)
+        except Damaged:
+            if self.database.tolerant:
+                raise
+            self.database.tolerate()
+            return self._fill(sql, parameters)
+
+    def _fill(self, sql: str, parameters: tuple[Any, ...]) -> list[Row]:
+        rows: list[Row] = []
+        size = 0
+        for found in self.database.stream(Statement(sql, parameters)):
+            row = row_of(found)
+            rows.append(row)
+            size += len(row.text) + len(row.body)
+            if size >= PAGE_BYTES:
+                break
+        return rows
+
+    async def look(self) -> Look:
+        """See ``Log.look``."""
+        self.database.check_identity()
+        return look_of(self.database.read([_LOOK])[0])
+
+    async def append(self, append: Append, expects: Look) -> None:
+        """See ``Log.append``."""
+        self.database.check_identity()
+        statements = statements_of(append, expects.position)
+        with self.database.transaction():
+            found = look_of(self.database.read([_LOOK])[0])
+            if found != expects:
+                raise Moved(
+                    f"the journal stands at position {found.position}, "
+                    f"not {expects.position}, or its control has changed"
+                )
+            for statement in statements:
+                self.database.run(statement)
+
+    async def control(self) -> list[Row]:
+        """See ``Log.control``."""
+        return self._rows(
+            f"{self._from()} WHERE stream = 'control' AND sequence IS NOT NULL ORDER BY sequence"
+        )
+
+    async def operations(self, ids: Sequence[str]) -> list[Row]:
+        """See ``Log.operations``."""
+        return self._rows(
+            f"{self._from()} WHERE operation IN (SELECT value FROM json_each(?))",
+            msgspec.json.encode(ids).decode(),
+        )
+
+    async def decisions(self, after: int, limit: int) -> list[Row]:
+        """See ``Log.decisions``."""
+        return self._page(
+            f"{self._from()} WHERE stream = 'decisions' AND sequence > ? ORDER BY sequence LIMIT ?",
+            after,
+            limit,
+        )
+
+    async def count_decisions(self, through: int) -> int:
+        """See ``Log.count_decisions``."""
+        rows = self._query(
+            "SELECT count(*) FROM entries WHERE stream = 'decisions' AND sequence <= ?", through
+        )
+        count: int = rows[0][0]
+        return count
+
+    async def place(self, sequence: int) -> Place | None:
+        """See ``Log.place``."""
+        rows = self._query(
+            "SELECT lower(hex(history)), lower(hex(digest)) FROM entries"
+            " WHERE stream = 'decisions' AND sequence = ?",
+            sequence,
+        )
+        return Place(rows[0][0], 0, sequence, rows[0][1]) if rows else None
+
+    async def history(
+        self, entity: str, first: int, last: int, limit: int, *, dropped: bool = False
+    ) -> list[Row]:
+        """See ``Log.history``."""
+        kept = "" if dropped else f" AND NOT {self._dropped()}"
+        return self._page(
+            f"{self._from()} WHERE entity = ? AND revision BETWEEN ? AND ?{kept}"
+            " ORDER BY revision, position LIMIT ?",
+            entity,
+            first,
+            last,
+            limit,
+        )
+
+    async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
+        """See ``Log.links``. One body at a time is in memory."""
+        self.database.check_identity()
+        sql = (
+            f"{self._from()} WHERE entity = ? AND revision BETWEEN ? AND ?"
+            f" AND NOT {self._dropped()} ORDER BY revision, position"
+        )
+        found: list[tuple[Link, str]] = []
+        for values in self.database.stream(Statement(sql, (entity, first, last))):
+            row = row_of(values)
+            envelope = row.entry().envelope
+            found.append((link_of(envelope, row.digest), envelope.outcome.state))
+        return found
+
+    async def forks(self, entity: str) -> bool:
+        """See ``Log.forks``."""
+        rows = self._query(
+            "SELECT EXISTS (SELECT 1 FROM entries WHERE entity = ?"
+            f" AND NOT {self._dropped()} GROUP BY revision HAVING count(*) > 1)",
+            entity,
+        )
+        return bool(rows[0][0])
+
+    async def newest(self, entity: str) -> Row | None:
+        """See ``Log.newest``."""
+        rows = self._rows(
+            f"{self._from()} WHERE entity = ? AND NOT {self._dropped()}"
+            " ORDER BY revision DESC, position DESC LIMIT 1",
+            entity,
+        )
+        return rows[0] if rows else None
+
+    async def heads(self, after: str, limit: int) -> HeadPage:
+        """See ``Log.heads``."""
+        rows = self._query(_HEADS.format(dropped=self._dropped()), after, limit)
+        heads = [
+            JournalHead(entity, revision, digest, data)
+            for entity, revision, digest, data, stream in rows
+            if stream == "decisions"
+        ]
+        return HeadPage(heads, rows[-1][0] if len(rows) == limit else None)
+
+    async def chain(self, entity: str) -> EntityChain | None:
+        """See ``Log.chain``."""
+        rows = self._query(
+            "SELECT entity, revision, history, digest, state, newest FROM chains WHERE entity = ?",
+            entity,
+        )
+        return _chain_of(rows[0]) if rows else None
+
+    async def chains(self, kind: str | None, after: str, limit: int) -> list[EntityChain]:
+        """See ``Log.chains``."""
+        low, high = ("", "\U0010ffff") if kind is None else (f"{kind}/", f"{kind}0")
+        rows = self._query(
+            "SELECT entity, revision, history, digest, state, newest FROM chains"
+            " WHERE entity > ? AND entity >= ? AND entity < ? ORDER BY entity LIMIT ?",
+            after,
+            low,
+            high,
+            limit,
+        )
+        return [_chain_of(row) for row in rows]
+
+    async def flaws(self, entity: str | None, after: FlawKey, limit: int) -> list[FlawRow]:
+        """See ``Log.flaws``."""
+        rows = self._query(
+            "SELECT entity, flaw, first, last, digests, through, holds, since, detail FROM flaws"
+            " WHERE (entity, first, flaw, digests) > (?, ?, ?, ?)"
+            + ("" if entity is None else " AND entity = ?")
+            + " ORDER BY entity, first, flaw, digests LIMIT ?",
+            *after,
+            *(() if entity is None else (entity,)),
+            limit,
+        )
+        return [
+            FlawRow(
+                name,
+                Flaw(flaw),
+                first,
+                last,
+                tuple(msgspec.json.decode(digests)),
+                through,
+                holds,
+                since,
+                detail,
+            )
+            for name, flaw, first, last, digests, through, holds, since, detail in rows
+        ]
+
+    async def count_flaws(self) -> int:
+        """See ``Log.count_flaws``."""
+        count: int = self._query("SELECT count(*) FROM flaws")[0][0]
+        return count
+
+    async def flawed(self) -> dict[str, int]:
+        """See ``Log.flawed``."""
+        return dict(self._query("SELECT entity, min(through) FROM flaws GROUP BY entity"))
+
+    async def rivals(self, entity: str) -> list[Rival]:
+        """See ``Log.rivals``."""
+        return [
+            Rival(read(text.encode(), bytes(body)), stored, seen)
+            for text, body, stored, seen in self._query(
+                "SELECT envelope, body, stored, seen FROM rivals WHERE entity = ? ORDER BY number",
+                entity,
+            )
+        ]
+
+    async def feed(self, after: int, limit: int) -> list[Row]:
+        """See ``Log.feed``."""
+        return self._page(
+            f"{self._from()} WHERE position > ? ORDER BY position LIMIT ?", after, limit
+        )
+
+    async def at(self, position: int) -> Row | None:
+        """See ``Log.at``."""
+        rows = self._rows(f"{self._from()} WHERE position = ?", position)
+        return rows[0] if rows else None
+
+    async def place_in(self, stream: str, history: str, sequence: int) -> str | None:
+        """See ``Log.place_in``."""
+        rows = self._query(
+            "SELECT lower(hex(digest)) FROM entries"
+            " WHERE stream = ? AND sequence = ? AND history = ?",
+            stream,
+            sequence,
+            bytes.fromhex(history),
+        )
+        return rows[0][0] if rows else None
+
+    async def stream(self, stream: str, after: int, limit: int) -> list[Row]:
+        """See ``Log.stream``."""
+        return self._page(
+            f"{self._from()} WHERE stream = ? AND sequence > ? ORDER BY sequence LIMIT ?",
+            stream,
+            after,
+            limit,
+        )
+
+    async def last_in(self, stream: str) -> int:
+        """See ``Log.last_in``."""
+        rows = self._query(
+            "SELECT coalesce(max(sequence), 0) FROM entries"
+            " WHERE stream = ? AND sequence IS NOT NULL",
+            stream,
+        )
+        last: int = rows[0][0]
+        return last
+
+    def is_indexed(self, cuts: Iterable[Abandoned]) -> bool:
+        """Whether the index of dropped entries is what these abandonments make it."""
+        wanted: set[int] = set()
+        for cut in cuts:
+            wanted.update(position for (position,) in self.database.read([dropped_by(cut)])[0])
+        return wanted == set(self.dropped())
+
+    def dropped(self) -> list[int]:
+        """The positions in the index of dropped entries."""
+        if self._dropped() != DROPPED:
+            return []
+        return [position for (position,) in self._query("SELECT position FROM dropped")]
+
+    async def close(self) -> None:
+        """See ``Log.close``."""
+        self.database.close()
+
+
+def _chain_of(row: tuple[Any, ...]) -> EntityChain:
+    entity, revision, history, digest, state, newest = row
+    return EntityChain(entity, Head(revision, history, digest), state, newest)
