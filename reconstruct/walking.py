@@ -24,7 +24,8 @@ from journal.control import Abandoned
 from journal.entry import Predecessor
 from journal.errors import Damaged
 from journal.history import Flaw, Head, Link
-from journal.sql import Database, Statement
+from journal.sql import Statement
+from journal.sqlite import Database
 
 PARALLEL_FROM = 20_000
 _REPORT_EVERY = 20_000
