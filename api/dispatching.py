@@ -9,6 +9,7 @@ import sys
 
 from api.alerts import Alerts
 from api.dispatcher import Dispatcher
+from api.opening import is_known
 from journal import Journal, Settings
 from journal.agreement import agree
 from journal.errors import Refused, UnrewindError
@@ -39,7 +40,7 @@ def dispatch(settings: Settings) -> int:
 
 
 async def _dispatch(settings: Settings) -> int:
-    if not settings.journal_file.exists() and not settings.store_file.exists():
+    if not is_known(settings):
         raise Refused(
             f"there is no tenant {settings.tenant} under {settings.data}; `unrewind serve` or "
             "`unrewind import` founds one"

@@ -11,13 +11,20 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from journal.agreement import check_agreement
-from journal.errors import FileChanged, JournalUnavailable, Refused, UnrewindError
+from journal.driving import drive
+from journal.errors import (
+    FileChanged,
+    JournalUnavailable,
+    Refused,
+    Unreachable,
+    UnrewindError,
+)
 from journal.migrating import check_format
+from journal.places import place_of_log, place_of_store
 from journal.reading import Pending
 from journal.record import Record
 from journal.settings import Settings
 from journal.standing import detect
-from journal.worker import drive
 from journal.writepath import settle
 
 T = TypeVar("T")
@@ -36,12 +43,24 @@ def principal() -> str:
 
 def check_known(settings: Settings) -> None:
     """Refuse where there is no tenant, before anything is created there."""
-    traces = (settings.store_file, settings.journal_file, settings.beside("stop"))
-    if not any(path.exists() for path in traces):
+    if not is_known(settings):
         raise Refused(
             f"there is no tenant {settings.tenant} under {settings.data}; "
             "name its directory with --data, or found one with `unrewind serve`"
         )
+
+
+def is_known(settings: Settings) -> bool:
+    """Whether there is anything of the tenant; a server that does not answer may have it."""
+    if settings.beside("stop").exists():
+        return True
+    for place in (place_of_store(settings), place_of_log(settings)):
+        try:
+            if place.exists() if place.file is None else place.file.exists():
+                return True
+        except Unreachable:
+            return True
+    return False
 
 
 def ask(settings: Settings, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

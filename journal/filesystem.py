@@ -67,8 +67,10 @@ def check_filesystem(path: Path, mounts: Path = _MOUNTS) -> None:
         )
 
 
-def same_device(one: Path, other: Path) -> bool | None:
-    """Whether two files share a device; None when either is missing."""
+def same_device(one: Path | None, other: Path | None) -> bool | None:
+    """Whether two files share a device; None when either is missing, or on a server."""
+    if one is None or other is None:
+        return None
     try:
         return one.stat().st_dev == other.stat().st_dev
     except OSError:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from journal import control as controls
-from journal import decrees
-from journal.acceptance import beginning
 from journal.clock import Clock, SystemClock
 from journal.control import Control, ControlUnreadable
 from journal.detection import Finding, Seen, Verdict, compare
-from journal.entry import GENESIS
 from journal.errors import (
     ConstraintFailed,
     Damaged,
@@ -27,24 +24,24 @@ from journal.errors import (
     Invalid,
     JournalUnavailable,
     LockHeld,
-    Refused,
     SettingsInvalid,
     Unreachable,
     UnrewindError,
 )
-from journal.files import SeenFile, has_content, someone_has, whole_or_absent
+from journal.files import SeenFile, someone_has
 from journal.filesystem import check_filesystem
+from journal.founding import check_may_found, found_journal, found_store
 from journal.lifecycle import Lifecycle
-from journal.locks import Presence, StopFile, TurnLock
-from journal.log import CONTROL, Append, Look
-from journal.log.sqlite import SqliteLog
+from journal.locks import Presence, StopFile
+from journal.log import Look
+from journal.log.engine import SqlLog
+from journal.places import LogPlace, StorePlace, lock_of, place_of_log, place_of_store
 from journal.projection import Projection, load_projections
 from journal.release import Rules
 from journal.settings import Settings
 from journal.sql import Projected, Stamp
-from journal.sqlite import size_of, stamp_of
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.store.tables import Marker
 from journal.witness import Step, WitnessFile
 
@@ -56,8 +53,9 @@ _NOT_OURS = frozenset({Verdict.JOURNAL_REWOUND, Verdict.CLOSED})
 class Record:
     """One tenant's store and journal with their locks, control and projections.
 
-    ``store`` and ``log`` are None while their file is missing or unreadable; ``finding`` says what
-    the last comparison found, ``doubtful`` that steps of work in the store may be older than its
+    ``store`` and ``log`` are None while their database is missing or unreadable, or, which ``away``
+    says, on a server that does not answer; ``finding`` says what the last comparison found,
+    ``doubtful`` that steps of work in the store may be older than its
     marker tells, which they do not move.
     """
 
@@ -70,12 +68,15 @@ class Record:
         self.lifecycles: Mapping[str, Lifecycle] = settings.lifecycles
         self.rules = Rules(settings.tenant, settings.lifecycles, settings.lanes)
         self.projections: dict[str, Projection] = load_projections(settings.lifecycles)
-        self.lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
+        self.store_place: StorePlace = place_of_store(settings)
+        self.log_place: LogPlace = place_of_log(settings)
+        self.lock = lock_of(settings)
         self.stop = StopFile(settings.beside("stop"))
-        self.seen = SeenFile(settings.journal_file.with_suffix(".seen"))
+        self.seen = SeenFile(settings.seen_file)
         self.witness = WitnessFile(settings.witness_file, settings.beside("witnessed"))
-        self.store: SqliteStore | None = None
-        self.log: SqliteLog | None = None
+        self.store: SqlStore | None = None
+        self.log: SqlLog | None = None
+        self.away: dict[str, Unreachable] = {}
         self.control: Control | None = None
         self.finding = Finding(Verdict.CLOSED, "not looked at yet")
         self.poisoned: str | None = None
@@ -91,51 +92,40 @@ class Record:
     # Opening and closing.
 
     async def open(self, *, create: bool = True) -> None:
-        """Open both files, founding the tenant when neither exists and ``create`` allows it.
+        """Open store and journal, founding the tenant when neither exists and ``create`` allows it.
 
-        Raises Refused on a network filesystem or when there is no tenant to open. A file that is
-        missing or unreadable is left None for detection to judge.
+        Raises Refused on a network filesystem or when there is no tenant to open. A database that
+        is missing or unreadable is left None for detection to judge; a server that does not answer
+        is looked for again at each turn.
         """
         settings = self.settings
-        for path in (settings.store_file, settings.journal_file):
-            if not settings.allow_network_filesystem:
-                check_filesystem(path.parent)
+        for place in (self.store_place, self.log_place):
+            if place.file is not None and not settings.allow_network_filesystem:
+                check_filesystem(place.file.parent)
         companion = someone_has(settings.beside("presence"))
         if self.read_only:
             await self.open_files(companion=companion)
             return
         self._presence = Presence(settings.beside("presence"))
         with self.lock.held():
-            if not settings.journal_file.exists() and not settings.store_file.exists():
-                self._check_may_found(create=create)
+            if self._is_missing():
+                check_may_found(settings, self.witness, create=create)
                 self.witness.forget()
-                await self._found()
+                await found_journal(self.log_place, settings, self.clock)
             await self.open_files(companion=companion)
             await self._finish_founding()
-            if not self._founded.exists():
+            if not self._founded.exists() and not self.away:
                 self._founded.write_text(self.clock.now(), encoding="ascii")
 
-    def _check_may_found(self, *, create: bool) -> None:
-        """A tenant is founded once: two disks that are not mounted are no first start."""
-        settings = self.settings
-        if not create:
-            raise Refused(
-                f"there is no tenant {settings.tenant} under {settings.data}; "
-                "`unrewind serve` or `unrewind import` founds one"
-            )
-        if self.witness.exists():
-            raise Refused(
-                f"the witness {settings.witness_file} remembers a journal of tenant "
-                f"{settings.tenant}, and store and journal are both missing: bring them back (are "
-                "their disks mounted?). To found a new tenant in their place, move the witness "
-                f"and {self._founded} away"
-            )
-        if self._founded.exists():
-            raise Refused(
-                f"tenant {settings.tenant} was founded here, and its store and its journal are "
-                "both missing: bring them back (are their disks mounted?). To found a new tenant "
-                f"in their place, remove {self._founded}"
-            )
+    def _is_missing(self) -> bool:
+        """Whether there is neither store nor journal, not even one that nobody can read."""
+        try:
+            for place in (self.log_place, self.store_place):
+                if place.exists() if place.file is None else place.file.exists():
+                    return False
+        except Unreachable:
+            return False
+        return True
 
     async def open_files(self, *, companion: bool = False) -> None:
         """Open what is there, letting go of what was open before.
@@ -145,24 +135,40 @@ class Record:
         still those that were found when the evidence of a recovery is copied (R24).
         """
         await self.close_files()
-        settings = self.settings
-        found = stamp_of(settings.store_file)
-        wal = size_of(settings.store_file.with_name(settings.store_file.name + "-wal"))
-        settled = companion or wal == 0  # a reader leaves an empty one
+        found = self._stamp_now()
+        settled = companion or self.store_place.settled()
         self._trusted = settled and self.seen.names(found)
         self.doubtful = not (self._trusted and self.seen.watched())
         self._unwitnessed = True
-        if has_content(settings.journal_file):
-            with contextlib.suppress(Unreachable, Damaged):
-                self.log = SqliteLog(settings.journal_file, read_only=self.read_only)
-        if has_content(settings.store_file):
-            with contextlib.suppress(Unreachable, Damaged):
-                self.store = SqliteStore(settings.store_file, read_only=True)
+        self.away.clear()
+        with self._noting(self.log_place):
+            if self.log_place.exists():
+                self.log = self.log_place.open(read_only=self.read_only)
+        with self._noting(self.store_place):
+            if self.store_place.exists():
+                self.store = self.store_place.open(read_only=True)
         self.control = None
         if self._trusted and not self.read_only and await self._agrees():
             await self.open_for_writing()
         # Opening may itself write to the file; what was trusted before it still is.
-        self.stamp = stamp_of(settings.store_file) if self._trusted else None
+        self.stamp = self._stamp_now() if self._trusted else None
+
+    @contextlib.contextmanager
+    def _noting(self, place: StorePlace | LogPlace) -> Iterator[None]:
+        """Note which server does not answer. A file that nobody can read is judged as missing."""
+        try:
+            yield
+        except Damaged:
+            return
+        except Unreachable as error:
+            if place.file is None:
+                self.away[place.label] = error
+
+    def _stamp_now(self) -> Stamp | None:
+        try:
+            return self.store_place.stamp()
+        except (Unreachable, Damaged):
+            return None
 
     async def _agrees(self) -> bool:
         """Whether the store's marker says that it is the journal's newest, or ahead of it."""
@@ -177,19 +183,25 @@ class Record:
         """Whether the store may only be read until somebody has compared it or kept its bytes."""
         return not self.read_only and (self.store is None or self.store.database.read_only)
 
+    def _check_away(self, place: StorePlace | LogPlace) -> None:
+        """Raises Unreachable where this place's server did not answer when it was opened."""
+        if place.label in self.away:
+            error = self.away[place.label]
+            raise Unreachable(error.detail, **error.members)
+
     async def open_for_writing(self) -> None:
         """Open the store for writing, where it was open for reading alone. Under the turn lock.
 
         Only for whoever has found that it agrees with the journal, or has kept a copy of its bytes.
         Raises FileChanged when another file has taken its place since.
         """
-        if not self.guarded or not has_content(self.settings.store_file):
+        if not self.guarded or not self.store_place.exists():
             return
         known = self.stamp is not None and not self.touched()
         looked_at, store = self.store, None
         try:
             with contextlib.suppress(Unreachable, Damaged):
-                store = SqliteStore(self.settings.store_file)
+                store = self.store_place.open()
                 if looked_at is not None:
                     looked_at.stamp()
                 self._create_tables(store)
@@ -205,45 +217,23 @@ class Record:
         if known:
             self.saw()
 
-    def _create_tables(self, store: SqliteStore) -> None:
-        """The tables that this version of unrewind, or a projection, has and the file lacks."""
+    def _create_tables(self, store: SqlStore) -> None:
+        """The tables that this version of unrewind, or a projection, has and the store lacks."""
         store.create_tables()
         for kind, projection in self.projections.items():
             for ddl in projection.tables:
                 try:
-                    store.database.read([Projected(ddl)])
+                    store.database.batch([Projected(ddl)])
                 except ConstraintFailed as error:
                     raise SettingsInvalid(
                         f"[lifecycle.{kind}]: the tables of its projection: {error}"
                     ) from error
 
-    async def _found(self) -> None:
-        settings = self.settings
-        now = self.clock.now()
-        entry = decrees.founding(
-            settings.tenant,
-            settings.instance,
-            self.clock.fresh(),
-            self.clock.fresh(),
-            f"control-{self.clock.fresh()}",
-            now,
-        )
-        with whole_or_absent(settings.journal_file) as aside:
-            log = SqliteLog(aside, create=True)
-            try:
-                await log.append(
-                    Append(
-                        entries=[(CONTROL, entry)],
-                        becomes=controls.fold([entry], settings.tenant).authority,
-                    ),
-                    Look(0, None, None, 0, flawed=False),
-                )
-            finally:
-                await log.close()
-
     async def _finish_founding(self) -> None:
         """Create the store of a journal that holds its founding entry and nothing else."""
-        if self.log is None or self.store is not None or self.settings.store_file.exists():
+        if self.log is None or self.store is not None or self.store_place.label in self.away:
+            return
+        if self.store_place.file is not None and self.store_place.file.exists():
             return
         look = await self.log.look()
         if look.position > 1 or look.authority is None:
@@ -255,17 +245,8 @@ class Record:
 
     async def create_store(self) -> None:
         """A new, empty store that stands at the beginning of the tenant's first history."""
-        control = await self.read_control()
-        first = control.histories[0]
-        place = beginning(first.history, first.generation, first.first, GENESIS)
-        marker = Marker(tables.FORMAT, control.tenant, control.instance, place, journalled=0)
-        with whole_or_absent(self.settings.store_file) as aside:
-            founded = SqliteStore(aside, create=True)
-            try:
-                founded.database.batch([tables.found(marker)])
-            finally:
-                await founded.close()
-        self.store = SqliteStore(self.settings.store_file)
+        found_store(self.store_place, await self.read_control())
+        self.store = self.store_place.open()
         self._create_tables(self.store)
 
     async def close_files(self) -> None:
@@ -282,11 +263,10 @@ class Record:
 
         Only the last process to leave can tell: another one may write after this.
         """
-        path = self.settings.store_file
         with self.lock.held():
             touched = self._replaced() or self.touched()  # since that comparison, and not by us
             await self.close_files()
-            stamp = stamp_of(path)
+            stamp = self._stamp_now()
             if stamp is not None and not touched:
                 self.seen.note(stamp, watched=not self.doubtful)
 
@@ -343,10 +323,14 @@ class Record:
 
     # Looking.
 
-    def journal(self) -> SqliteLog:
+    def journal(self) -> SqlLog:
         """The journal. Raises JournalUnavailable."""
         if self.log is None:
-            raise JournalUnavailable(f"the journal {self.settings.journal_file.name} is not there")
+            try:
+                self._check_away(self.log_place)
+            except Unreachable as error:
+                raise JournalUnavailable(f"the journal cannot be reached: {error}") from None
+            raise JournalUnavailable(f"the journal {self.log_place.label} is not there")
         return self.log
 
     async def look(self) -> Look:
@@ -384,8 +368,9 @@ class Record:
         return control
 
     async def marker(self) -> Marker | None:
-        """The store's marker; None when there is no readable store."""
+        """The store's marker; None when there is no readable store. Raises Unreachable."""
         if self.store is None:
+            self._check_away(self.store_place)
             return None
         try:
             return tables.marker_of((await self.store.read([tables.READ_MARKER]))[0])
@@ -400,6 +385,8 @@ class Record:
         the journal is there and cannot be read.
         """
         if self.log is None:
+            if self.log_place.label in self.away:
+                self.journal()
             verdict = Verdict.JOURNAL_REWOUND if self.store is not None else Verdict.CLOSED
             empty = Seen(Look(0, None, None, 0, flawed=False), await self.marker())
             return Finding(verdict, "the journal is missing or not readable"), empty
@@ -475,7 +462,7 @@ class Record:
             return True
         try:
             self.store.stamp()
-        except FileChanged:
+        except (FileChanged, Unreachable):
             return True
         return False
 
@@ -496,4 +483,7 @@ class Record:
 
     def stopped_clean(self) -> bool:
         """Whether the file is as the last clean stop, a restore, or a live companion left it."""
-        return self._trusted and not self.touched()
+        try:
+            return self._trusted and not self.touched()
+        except Unreachable:
+            return False

@@ -229,7 +229,13 @@ class Journal:
         await self.write(Record.open)
         await self._read_thread.run(Record.open, self._reading)
         stopped = await self._write_thread.run(_stopped_clean, self._writing)
-        finding = await self.detect(deep=not stopped)
+        try:
+            finding = await self.detect(deep=not stopped)
+        except JournalUnavailable as error:
+            if not self._writing.away:
+                raise
+            LOGGER.warning("%s; decisions are taken once it answers", error)
+            finding = self._writing.finding
         if finding.verdict is Verdict.CLEAN:
             await self.write(_open_for_writing)
         if finding.verdict.sound:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from journal.entry import check_tenant
-from journal.errors import Invalid, SettingsInvalid
+from journal.errors import Invalid, Refused, SettingsInvalid
 from journal.lanes import DELIVERY, Lane, Receiver, check_lanes
 from journal.lifecycle import DOCUMENT, Lifecycle, check_lifecycle
 
@@ -26,6 +26,18 @@ PREFIX = "UNREWIND_"
 
 _TABLES = frozenset({"lifecycle", "lane", "receiver", "alert", "objective"})
 """Settings that only the file can give."""
+
+
+WEAKER = frozenset(
+    {
+        "postgres-fsync-off",
+        "postgres-async-commit",
+        "nats-sync-interval",
+        "nats-single-server",
+        "same-server",
+    }
+)
+"""Promises of a server's engine that are weaker than ours, as ``accept`` names them."""
 
 
 class Alert(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +82,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     witness_every: float = 0.5
     max_undo: int = 100
     owner: str = "operations"
+    accept: list[str] = []
     resolve_within: float = 86_400.0
     dispatch: bool = True
     dispatch_every: float = 1.0
@@ -100,12 +113,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def store_file(self) -> Path:
-        """The embedded store's database file."""
+        """The embedded store's database file. Raises Refused where the store is on a server."""
+        _check_embedded("the store", self.store)
         return Path(self.store or self.home / "store") / f"{self.tenant}.db"
 
     @property
     def journal_file(self) -> Path:
-        """The journal's database file."""
+        """The journal's database file. Raises Refused where the journal is on a server."""
+        _check_embedded("the journal", self.journal)
         return Path(self.journal or self.home / "journal") / f"{self.tenant}.db"
 
     @property
@@ -118,9 +133,27 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """Where evidence bundles are kept."""
         return Path(self.evidence or self.home / "evidence")
 
+    @property
+    def seen_file(self) -> Path:
+        """What was noted of the store: beside the journal, which is not restored with it."""
+        if scheme_of(self.journal) is None:
+            return self.journal_file.with_suffix(".seen")
+        return self.beside("seen")
+
     def beside(self, suffix: str) -> Path:
         """A file of this tenant in the data directory, outside store and journal."""
         return self.home / f"{self.tenant}.{suffix}"
+
+
+def scheme_of(where: str | None) -> str | None:
+    """The scheme of a server's URL; None for a directory."""
+    scheme, separator, _ = (where or "").partition("://")
+    return scheme.lower() if separator else None
+
+
+def _check_embedded(what: str, where: str | None) -> None:
+    if scheme_of(where) is not None:
+        raise Refused(f"{what} is on a server: there is no file of it here")
 
 
 def load(
@@ -138,7 +171,7 @@ def load(
     for field in Settings.__struct_fields__:
         text = environment.get(PREFIX + field.upper())
         if text is not None and field not in _TABLES:
-            values[field] = text
+            values[field] = _words(text) if field == "accept" else text
     values.update({key: value for key, value in (overrides or {}).items() if value is not None})
     try:
         settings = msgspec.convert(values, Settings, strict=False)
@@ -146,6 +179,10 @@ def load(
         raise SettingsInvalid(f"{named or CONFIG_NAME}: {error}") from None
     _check(settings)
     return settings
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def config_file(
@@ -165,6 +202,19 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsInvalid(f"{path}: {error}") from None
+
+
+def _check_places(settings: Settings) -> None:
+    if scheme_of(settings.store) is None and scheme_of(settings.journal) is None:
+        if settings.store_file.resolve() == settings.journal_file.resolve():
+            raise SettingsInvalid("store and journal must lie in different directories")
+    elif settings.store == settings.journal:
+        raise SettingsInvalid("store and journal must lie on different servers")
+    unknown = sorted(set(settings.accept) - WEAKER)
+    if unknown:
+        raise SettingsInvalid(
+            f"accept: {unknown[0]} is none of the weaker promises: {', '.join(sorted(WEAKER))}"
+        )
 
 
 def _check(settings: Settings) -> None:
@@ -198,8 +248,7 @@ def _check(settings: Settings) -> None:
         raise SettingsInvalid("objective: safe_within and backlog_within must not be negative")
     if not settings.owner:
         raise SettingsInvalid("owner must name who answers for what is unresolved")
-    if settings.store_file.resolve() == settings.journal_file.resolve():
-        raise SettingsInvalid("store and journal must lie in different directories")
+    _check_places(settings)
     for name, lifecycle in settings.lifecycles.items():
         check_lifecycle(name, lifecycle)
     check_lanes(settings.lanes, settings.receiver, settings.lifecycles)

@@ -41,7 +41,6 @@ from journal.log import CONTROL, Append, Log, Look, Moved
 from journal.record import Record
 from journal.store import tables
 from journal.store.engine import SqlStore
-from journal.store.sqlite import SqliteStore
 from journal.witness import Witness, WitnessUnreadable, witness_of
 
 LOGGER = logging.getLogger("unrewind")
@@ -65,7 +64,7 @@ async def examine(record: Record, *, witness: bool = False) -> tuple[Finding, Se
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
         except Damaged as error:
-            if error.members.get("file") != str(record.settings.store_file):
+            if error.members.get("file") != record.store_place.label:
                 raise JournalUnavailable(f"the journal is damaged: {error}") from error
             seen = Seen(await record.look(), None)
             return Finding(Verdict.REPLACED, f"the store is damaged: {error}"), seen
@@ -90,7 +89,7 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
     try:
         # A connection of its own: the record's shows pages as it has cached them, not as they stand
         # in a file that was overwritten in place.
-        store = SqliteStore(record.settings.store_file, read_only=True)
+        store = record.store_place.open(read_only=True)
     except Damaged as error:
         return Finding(Verdict.REPLACED, f"the store is damaged: {error}", finding.facts)
     except EngineError as error:
@@ -362,7 +361,9 @@ def drop_healing(record: Record) -> None:
 
     Put in the place of that journal later, it would take back what was journalled since.
     """
-    file = record.settings.journal_file
+    file = record.log_place.file
+    if file is None:
+        return
     for suffix in HEALING:
         try:
             remove_database(file.with_name(file.name + suffix))

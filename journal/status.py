@@ -13,8 +13,10 @@ from journal.errors import EngineError, FileChanged, JournalUnavailable
 from journal.filesystem import same_device
 from journal.lanes import Contract, terms_of
 from journal.lifecycle import Owner
+from journal.log.engine import SqlLog
 from journal.record import Record
 from journal.store import tables
+from journal.store.engine import SqlStore
 
 _CLOSER = frozenset({Verdict.REWOUND, Verdict.REPLACED, Verdict.FORKED})
 
@@ -35,7 +37,10 @@ class Witnessed(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """What `unrewind status --json` prints. ``pending`` counts decisions not yet in the journal."""
+    """What `unrewind status --json` prints. ``pending`` counts decisions not yet in the journal.
+
+    ``store`` and ``journal`` say where they are and what is known of their engines.
+    """
 
     tenant: str
     instance: str
@@ -51,6 +56,8 @@ class Status(Struct, frozen=True):
     pending: int
     stopped: dict[str, Any] | None
     witness: Witnessed | None
+    store: dict[str, Any]
+    journal: dict[str, Any]
     failure_scope: list[str]
 
 
@@ -95,8 +102,15 @@ async def status(record: Record) -> Status:
         pending=pending,
         stopped=stopped,
         witness=witness,
+        store=_engine(record.store, record.store_place.label),
+        journal=_engine(record.log, record.log_place.label),
         failure_scope=failure_scope(record, witness),
     )
+
+
+def _engine(engine: SqlStore | SqlLog | None, where: str) -> dict[str, Any]:
+    """What is known of an engine, and where it is."""
+    return {"where": where, **({} if engine is None else engine.facts())}
 
 
 def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Status:
@@ -116,6 +130,8 @@ def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Sta
         pending=0,
         stopped=stopped,
         witness=witness,
+        store=_engine(record.store, record.store_place.label),
+        journal=_engine(record.log, record.log_place.label),
         failure_scope=failure_scope(record, witness),
     )
 
@@ -157,9 +173,9 @@ def failure_scope(record: Record, witness: Witnessed | None) -> list[str]:
     """Sentences on what is not covered as things are set up now."""
     settings = record.settings
     scope = []
-    shared = same_device(settings.store_file, settings.journal_file)
-    if shared:
+    if same_device(record.store_place.file, record.log_place.file):
         scope.append("store and journal lie on one device: losing it loses both")
+    scope += _of_servers(record)
     scope += _of_witness(record, witness)
     callers = sorted(
         kind for kind, lifecycle in record.lifecycles.items() if lifecycle.owner is Owner.CALLER
@@ -173,6 +189,16 @@ def failure_scope(record: Record, witness: Witnessed | None) -> list[str]:
     if settings.allow_network_filesystem:
         scope.append("network filesystems are allowed: SQLite can lose commits there")
     return scope
+
+
+def _of_servers(record: Record) -> list[str]:
+    """What the servers, as they are set up, promise less than ours, and who accepted it."""
+    return [
+        f"accepted as {word}: {why}"
+        for engine in (record.store, record.log)
+        if engine is not None
+        for word, why in engine.weaker.items()
+    ]
 
 
 def _of_witness(record: Record, witness: Witnessed | None) -> list[str]:
@@ -191,7 +217,7 @@ def _of_witness(record: Record, witness: Witnessed | None) -> list[str]:
             f"the witness is {witness.behind} entries behind: store and journal rolled back "
             f"together to a moment after {witness.at} would not be noticed"
         )
-    files = {"store": record.settings.store_file, "journal": record.settings.journal_file}
+    files = {"store": record.store_place.file, "journal": record.log_place.file}
     shared = [name for name, file in files.items() if same_device(record.witness.path, file)]
     if shared:
         scope.append(

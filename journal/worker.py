@@ -13,20 +13,12 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
+from journal.driving import drive
 from journal.sqlite import in_memory
 
+__all__ = ["Worker", "drive"]
+
 T = TypeVar("T")
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose ports never suspend to its end, here and now."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    work.close()
-    raise RuntimeError("a blocking engine's coroutine suspended")
 
 
 class Worker(aiosqlite.Connection):

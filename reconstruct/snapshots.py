@@ -11,6 +11,7 @@ from msgspec import Struct
 from journal.acceptance import Place
 from journal.clock import SystemClock
 from journal.control import ControlUnreadable
+from journal.driving import drive
 from journal.errors import EngineError, JournalUnavailable, Refused
 from journal.files import SeenFile
 from journal.locks import Presence
@@ -18,7 +19,6 @@ from journal.record import Record
 from journal.settings import Settings
 from journal.sqlite import Database, stamp_of, sync_directory, sync_file
 from journal.store import tables
-from journal.worker import drive
 from reconstruct.evidence import copy_file, files_of, hash_file
 
 MANIFEST = "snapshot.json"
@@ -62,7 +62,7 @@ async def snapshot(record: Record, directory: Path) -> Snapshot:
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / FILE
     sound = not record.touched()
-    record.store.database.copy_to(target)
+    record.store.copy_to(target)
     sound = sound and not record.touched()
     copy = Database(target, read_only=True)
     try:

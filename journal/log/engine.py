@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -111,8 +111,15 @@ def look_of(rows: Result) -> Look:
 class SqlLog:
     """A ``Log`` whose calls block and never suspend; run it in a ``Worker``."""
 
+    weaker: Mapping[str, str] = {}
+    """What this engine, as it is set up, promises less than ours; by name, with the reason."""
+
     def __init__(self, database: Database) -> None:
         self.database = database
+
+    def facts(self) -> dict[str, Any]:
+        """What `status` shows of the engine."""
+        return {"engine": "sqlite"}
 
     def _dropped(self) -> str:
         """Whether an entry is dropped, in SQL."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from journal.formats import FIRST
 from journal.sql import Batch, Database, Result, Stamp
@@ -12,9 +14,16 @@ from journal.sql import Batch, Database, Result, Stamp
 class SqlStore(ABC):
     """A ``Store`` whose calls block and never suspend; run it in a ``Worker``."""
 
+    weaker: Mapping[str, str] = {}
+    """What this engine, as it is set up, promises less than ours; by name, with the reason."""
+
     def __init__(self, database: Database) -> None:
         self.database = database
         self.needs = FIRST
+
+    def facts(self) -> dict[str, Any]:
+        """What `status` shows of the engine."""
+        return {"engine": "sqlite"}
 
     @abstractmethod
     def create_tables(self) -> None:

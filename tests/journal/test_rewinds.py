@@ -536,15 +536,15 @@ drive(Record(make_settings(Path(sys.argv[1]))).open())
 """
 
 STEPS = [
-    "journal.record:Record:_found",
+    "journal.places:LogFile:open",
     "journal.sqlite:Database:_prepare",
     "journal.log.sqlite:SqliteLog:append",
-    "journal.log.sqlite:SqliteLog:close",
+    "journal.sqlite:Database:close",
     "pathlib:Path:replace",
     "journal.record:Record:_finish_founding",
     "journal.record:Record:create_store",
     "journal.sqlite:Database:batch",
-    "journal.store.sqlite:SqliteStore:close",
+    "journal.places:StoreFile:open",
     "journal.record:Record:_create_tables",
 ]
 
