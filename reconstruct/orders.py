@@ -14,12 +14,25 @@ from msgspec import Struct
 from journal.abandonment import Cuts
 from journal.control import Control, Missing
 from journal.history import Flaw
-from journal.sql import Database, Statement
+from journal.sql import Database, Result, Statement
 from reconstruct.walking import Finding
 
 POSITION = "position"
 SEQUENCE = "sequence"
 _MOST = 1000
+_DECIDED = "FROM entries WHERE stream = 'decisions' AND sequence IS NOT NULL"
+_BEFORE_NOTHING = (
+    "SELECT lower(hex(e.history)), (SELECT max(p.sequence) FROM entries p"
+    "  WHERE p.stream = 'decisions' AND p.history = e.history"
+    "  AND p.sequence > ? AND p.sequence < e.sequence), e.sequence FROM entries e"
+    " WHERE e.stream = 'decisions' AND e.sequence > ? AND NOT EXISTS (SELECT 1 FROM entries p"
+    "  WHERE p.stream = 'decisions' AND p.sequence = e.sequence - 1 AND p.sequence > ?"
+    "  AND p.history = e.history) LIMIT ?"
+)
+"""Decisions that none of their history stands before, each with the last one below it.
+
+Read in the order of the index, one at a time: a window over them all would hold them in memory.
+"""
 
 
 class Hole(Struct, frozen=True):
@@ -55,16 +68,8 @@ def holes(database: Database, control: Control | None) -> list[Hole]:
             " FROM entries",
             POSITION,
         )
-    counts = database.read(
-        [
-            Statement(
-                "SELECT lower(hex(history)), count(*), min(sequence), max(sequence) FROM entries"
-                " WHERE stream = 'decisions' AND sequence IS NOT NULL GROUP BY history"
-            )
-        ]
-    )[0]
     firsts = {} if control is None else {item.history: item.first for item in control.histories}
-    for history, number, least, most in counts:
+    for history, number, least, most in _counts(database, [*firsts]):
         first = firsts.get(history) or least
         if most - first + 1 != number:
             found += _find(
@@ -78,22 +83,40 @@ def holes(database: Database, control: Control | None) -> list[Hole]:
     return found
 
 
+def _counts(database: Database, known: Sequence[str]) -> Result:
+    """Each history of decisions: how many there are, the first sequence, the last one.
+
+    One look at the index for each history that control knows; grouping would sort all of it in
+    memory, so it is done only where there are decisions of another one.
+    """
+    total: int = database.read([Statement(f"SELECT count(*) {_DECIDED}")])[0][0][0]
+    counts: Result = []
+    for history in known:
+        statement = Statement(
+            f"SELECT count(*), min(sequence), max(sequence) {_DECIDED} AND history = ?",
+            (bytes.fromhex(history),),
+        )
+        number, least, most = database.read([statement])[0][0]
+        if number:
+            counts.append((history, number, least, most))
+    if sum(number for _, number, *_ in counts) == total:
+        return counts
+    return database.read(
+        [
+            Statement(
+                "SELECT lower(hex(history)), count(*), min(sequence), max(sequence)"
+                f" {_DECIDED} GROUP BY history"
+            )
+        ]
+    )[0]
+
+
 def lost_above(database: Database, control: Control, after: int) -> list[Hole]:
     """Holes among the sequences above one that no abandonment explains; their cost follows those.
 
     A decision is missing in each whose operation and entity nobody knows from the journal.
     """
-    rows = database.read(
-        [
-            Statement(
-                "SELECT history, before, at FROM (SELECT lower(hex(history)) AS history,"
-                " sequence AS at, lag(sequence) OVER (PARTITION BY history ORDER BY sequence)"
-                " AS before FROM entries WHERE stream = 'decisions' AND sequence > ?)"
-                f" WHERE before IS NULL OR at > before + 1 LIMIT {_MOST}",
-                (after,),
-            )
-        ]
-    )[0]
+    rows = database.read([Statement(_BEFORE_NOTHING, (after, after, after, _MOST))])[0]
     firsts = {item.history: item.first for item in control.histories}
     found: list[Hole] = []
     for history, before, at in rows:
