@@ -82,37 +82,55 @@ class _Fuse:
 
 def arm(name: str) -> None:
     """Give the commands of this process ports that strike at a point. Raises KeyError."""
-    import journal.record
-    from journal.log.sqlite import SqliteLog
-    from journal.store.sqlite import SqliteStore
+    from journal.places import LogFile, LogServer, LogStream, StoreFile, StoreServer
 
     fuse = _Fuse(name)
-
-    class StruckLog(SqliteLog):
-        """A journal in which a call may be the process's last."""
-
-        async def append(self, append: Any, expects: Any) -> None:
-            fuse.burn("log", "append", append, after=False)
-            await super().append(append, expects)
-            fuse.burn("log", "append", append, after=True)
-
-        async def look(self) -> Any:
-            found = await super().look()
-            fuse.burn("log", "look", None, after=True)
-            return found
-
-    class StruckStore(SqliteStore):
-        """A store in which a commit may be the process's last."""
-
-        async def batch(self, statements: Any) -> None:
-            fuse.burn("store", "batch", statements, after=False)
-            await super().batch(statements)
-            fuse.burn("store", "batch", statements, after=True)
-
-    journal.record.SqliteLog = StruckLog  # type: ignore[attr-defined]
-    journal.record.SqliteStore = StruckStore  # type: ignore[attr-defined]
+    for log_place in (LogFile, LogServer, LogStream):
+        _arm_place(log_place, fuse, _arm_log)
+    for store_place in (StoreFile, StoreServer):
+        _arm_place(store_place, fuse, _arm_store)
     if fuse.point.port == "caller":
         _arm_caller(fuse)
+
+
+def _arm_place(place: Any, fuse: _Fuse, give: Any) -> None:
+    real = place.open
+
+    def opened(self: Any, *, read_only: bool = False) -> Any:
+        engine = real(self, read_only=read_only)
+        give(engine, fuse)
+        return engine
+
+    place.open = opened
+
+
+def _arm_log(log: Any, fuse: _Fuse) -> None:
+    """A journal in which a call may be the process's last."""
+    real_append, real_look = log.append, log.look
+
+    async def append(given: Any, expects: Any) -> None:
+        fuse.burn("log", "append", given, after=False)
+        await real_append(given, expects)
+        fuse.burn("log", "append", given, after=True)
+
+    async def look() -> Any:
+        found = await real_look()
+        fuse.burn("log", "look", None, after=True)
+        return found
+
+    log.append, log.look = append, look
+
+
+def _arm_store(store: Any, fuse: _Fuse) -> None:
+    """A store in which a commit may be the process's last."""
+    real_batch = store.batch
+
+    async def batch(statements: Any) -> None:
+        fuse.burn("store", "batch", statements, after=False)
+        await real_batch(statements)
+        fuse.burn("store", "batch", statements, after=True)
+
+    store.batch = batch
 
 
 def _arm_caller(fuse: _Fuse) -> None:
