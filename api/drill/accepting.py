@@ -60,8 +60,8 @@ def _see_journalled(story: Story, operation: str) -> None:
     told = story.notebook.told[operation]
     in_journal = in_store = False
     with suppress(EngineError):
-        in_journal = facts.journal_holds(story.journal_file, told["digest"])
-        in_store = facts.head(story.store_file, told["entity"]) is not None
+        in_journal = facts.journal_holds(story.journal, told["digest"])
+        in_store = facts.head(story.store, told["entity"]) is not None
     if not (in_journal and in_store):
         missing = "journal" if in_store else "store"
         found = f"{operation} was acknowledged and is not in the {missing}"
@@ -182,7 +182,7 @@ def strike(story: Story, service: Any) -> None:
         story.check(
             "P1", "a command that is killed acknowledges nothing", (-9, ""), (ran.code, ran.out)
         )
-        held = [entry for entry in facts.entries(story.journal_file) if entry.operation == stored]
+        held = [entry for entry in facts.entries(story.journal) if entry.operation == stored]
         story.check("P1", "what the kill left in the store is handed off first", 1, len(held))
 
 

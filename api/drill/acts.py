@@ -48,7 +48,7 @@ def _play(story: Story) -> None:
         releasing.take_permit(story)
         rewinding.keep_elder(story)
     if story.wants("P10"):
-        story.facts["fingerprints"] = damaging.fingerprints(story.journal_file)
+        story.facts["fingerprints"] = damaging.fingerprints(story.journal)
     if story.wants(*REWOUND):
         service = _rewind(story, service)
     with story.step("P1", "stop the service"):

@@ -14,6 +14,7 @@ from api.drill import facts
 from api.drill.site import Site
 from api.drill.story import Story
 from api.opening import ask
+from journal.driving import drive
 from journal.entry import Entry, seal
 from journal.errors import EngineError, Forked, UnrewindError
 from journal.intake import append_sealed
@@ -22,7 +23,6 @@ from journal.settings import Settings
 from journal.sql import Statement
 from journal.sqlite import Database
 from journal.status import status
-from journal.worker import drive
 from reconstruct.verification import verify
 
 _ALLOW = "DROP TRIGGER entries_no_delete"
@@ -136,12 +136,12 @@ def _is_refused(path: Path, sql: str) -> bool:
     return False
 
 
-def fingerprints(path: Path) -> list[str]:
+def fingerprints(where: facts.Where) -> list[str]:
     """A hash of each entry's bytes, in the journal's order."""
     sql = "SELECT CAST(envelope AS BLOB), body FROM entries ORDER BY position"
     return [
         sha256(bytes(text) + b"\0" + bytes(body)).hexdigest()
-        for text, body in facts.rows_of(path, sql)
+        for text, body in facts.rows_of(where, sql)
     ]
 
 

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from journal.acceptance import Context, Decision, Operation, View, judge
+from journal.driving import drive
 from journal.errors import EngineError
 from journal.log import DECISIONS, Append
-from journal.log.sqlite import SqliteLog
+from journal.places import place_of_log, place_of_store
 from journal.record import Record
 from journal.settings import Settings, load
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
-from journal.worker import drive
 from journal.writepath import Ready, make_ready
 
 PREPARED = "prepared"
@@ -62,7 +61,7 @@ def main(config: str, identity: str, entity: str, action: str) -> None:
         return  # whoever started this has ended
 
     def commit() -> None:
-        store = SqliteStore(settings.store_file)
+        store = place_of_store(settings).open()
         try:
             fence = tables.fence(ready.marker, tip, ready.tip.sequence)
             drive(store.batch([fence, *tables.write_decisions([decision])]))
@@ -70,7 +69,7 @@ def main(config: str, identity: str, entity: str, action: str) -> None:
             drive(store.close())
 
     def append() -> None:
-        log = SqliteLog(settings.journal_file)
+        log = place_of_log(settings).open()
         try:
             drive(log.append(Append(entries=[(DECISIONS, decision.entry)]), ready.look))
         finally:

@@ -45,7 +45,7 @@ def _play(story: Story, source: Source) -> None:
         story.facts["found"] = report.verdict
         sound = report.verdict in {"clean", "crashed"}
         story.digests["before"] = report.state_digest if report.verdict == "clean" else None
-        facts.copy(story.store_file, _before(story))
+        facts.copy(story.settings.store_file, _before(story))
     ran = story.command("P8", "look at the copy", "status", codes=(0, 1))
     history = (ran.json or {}).get("history")
     if source.snapshot is not None:
@@ -111,7 +111,7 @@ def _state(story: Story, when: str) -> None:
 def _waiting(story: Story) -> int:
     """How much goes on by itself: its lane has a receiver, and nobody else has to act."""
     lanes = sorted(name for name, lane in story.settings.lanes.items() if lane.receiver is not None)
-    return comparing.waiting(story.store_file, json.dumps(lanes))
+    return comparing.waiting(story.settings.store_file, json.dumps(lanes))
 
 
 def _before(story: Story) -> Path:
@@ -121,11 +121,12 @@ def _before(story: Story) -> Path:
 
 def _judge(story: Story) -> None:
     """What came of the copy, from its files and the receiver's record."""
-    store, before = story.store_file, _before(story)
-    if not all(map(facts.readable, (store, story.journal_file, before))):
+    journal, store = story.settings.journal_file, story.settings.store_file
+    before = _before(story)
+    if not all(map(facts.readable, (store, journal, before))):
         story.judge("P2", "store and journal can be read", "yes", "no", held=False)
         return
-    lost = comparing.decisions_lacking(story.journal_file, store)
+    lost = comparing.decisions_lacking(journal, store)
     story.check("P2", "journalled decisions that the store lacks", "none", verdict.names(lost))
     verdict.attempts(story)
     called = {call["release"] for call in facts.calls(story.site.record)}

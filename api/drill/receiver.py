@@ -1,11 +1,12 @@
 """The isolated receiver: writes down every call, does what it is told, and suppresses nothing.
 
-    python -m api.drill.receiver RECORD JOURNAL
+    python -m api.drill.receiver RECORD SETTINGS
 
 It listens on this machine alone and says where on stdout. Each delivery is one line of RECORD, in
 the file before it is answered; so a second effect under one release ID is seen, whatever anybody
 believes about it. With each line stands how many commitments of the release the journal held at
-that moment. Calls to `/once/…` are those of an idempotent receiver: an ID has its effect once.
+that moment; SETTINGS, a JSON object, say where that is. Calls to `/once/…` are those of an
+idempotent receiver: an ID has its effect once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import sys
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,14 +23,17 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from journal.errors import EngineError
-from journal.sql import Statement
-from journal.sqlite import Database
+import msgspec
+
+from api.drill import facts
+from journal.errors import UnrewindError
+from journal.places import LogPlace, place_of_log
+from journal.settings import Settings
 
 MAX_BODY = 16 * 1024 * 1024
 READY = "the drill's receiver listens on "
 
-_COMMITMENTS = Statement(
+_COMMITMENTS = (
     "SELECT CAST(body AS BLOB) FROM entries WHERE entity = ?"
     " AND CASE WHEN json_valid(envelope) THEN json_extract(envelope, '$.action') END"
     " = 'release.committed'"
@@ -39,7 +43,7 @@ _COMMITMENTS = Statement(
 class Memory:
     """What was called and done, in RECORD and here. One call at a time changes it."""
 
-    def __init__(self, record: Path, journal: Path) -> None:
+    def __init__(self, record: Path, journal: LogPlace) -> None:
         self.lock = Lock()
         self.journal = journal
         self.executed: Counter[str] = Counter()
@@ -57,13 +61,10 @@ class Memory:
 
     def commitments(self, entity: str, release: str) -> int:
         """How many commitments of a release the journal holds now; 0 if it cannot be read."""
-        with suppress(EngineError, ValueError), closing(self._opened()) as database:
-            bodies = database.read([Statement(_COMMITMENTS.sql, (entity,))])[0]
-            return sum(json.loads(body).get("release") == release for (body,) in bodies)
+        with suppress(UnrewindError, ValueError):
+            bodies = facts.rows_of(self.journal, _COMMITMENTS, entity)
+            return sum(json.loads(bytes(body)).get("release") == release for (body,) in bodies)
         return 0
-
-    def _opened(self) -> Database:
-        return Database(self.journal, read_only=True)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -167,9 +168,10 @@ class Server(ThreadingHTTPServer):
         """Whoever called is gone: the record has the call."""
 
 
-def main(record: str, journal: str) -> None:
+def main(record: str, settings: str) -> None:
     """Serve until the process is ended, or whoever started it is."""
-    Handler.memory = Memory(Path(record), Path(journal))
+    journal = place_of_log(msgspec.json.decode(settings, type=Settings))
+    Handler.memory = Memory(Path(record), journal)
     server = Server(("127.0.0.1", 0), Handler)
     print(f"{READY}http://127.0.0.1:{server.server_address[1]}", flush=True)
     Thread(target=server.serve_forever, daemon=True).start()

@@ -119,7 +119,7 @@ def let_out(story: Story) -> None:
     with story.step("P4", "wait for the backlog to clear"):
         until("every release has ended", lambda: not _waiting(story))
         story.times["clear"] = time.monotonic()
-        rows = facts.work(story.store_file).values()
+        rows = facts.work(story.store).values()
         ends = {row.entity: row.status for row in rows if row.lane == PUSHED}
         for name, end in _ENDS.items():
             if document(name) in ends:
@@ -147,7 +147,7 @@ _ENDS = {
 def _waiting(story: Story) -> list[str]:
     return [
         row.id
-        for row in facts.work(story.store_file).values()
+        for row in facts.work(story.store).values()
         if row.effect == "external" and row.entity != PARCEL and not row.over
     ]
 
@@ -177,7 +177,7 @@ def _old_writer(story: Story) -> None:
             story.judge(
                 "P7", f"the old writer's batch in the {port}", "refused", told[port], held=held
             )
-        held = not facts.journal_holds(story.journal_file, told["digest"])
+        held = not facts.journal_holds(story.journal, told["digest"])
         found = "not there" if held else "there"
         story.judge("P7", "its decision in the journal", "not there", found, held=held)
 
@@ -191,14 +191,12 @@ def _old_permit(story: Story) -> None:
         beat = {"lease": permit["lease"], "step": "calling"}
         status, _ = story.site.ask("POST", f"{path}/heartbeat", beat)
         story.check("P7", "the old permit allows no call", 409, status)
-        before = facts.newest(story.journal_file)
+        before = facts.newest(story.journal)
         said = {"lease": permit["lease"], "outcome": "failed", "worker": WORKER}
         status, answer = story.site.ask("POST", f"{path}/outcome", said)
         kept = (status, answer.get("observed"))
         story.check("P7", "its report is evidence and no decision", (202, True), kept)
-        story.check(
-            "P7", "the journal's order has not moved", before, facts.newest(story.journal_file)
-        )
+        story.check("P7", "the journal's order has not moved", before, facts.newest(story.journal))
 
 
 def _stale_command(story: Story) -> None:

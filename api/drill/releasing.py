@@ -27,7 +27,7 @@ def permit_and_cancel(story: Story) -> None:
     story.command("P2", "take a snapshot of the store", "snapshot", str(snapshot))
     with story.step("P2", "cancel that document"):
         # What a backup of both would have taken now: put back together they agree.
-        facts.copy(story.journal_file, story.site.folder / "journal-then.db")
+        facts.copy(story.settings.journal_file, story.site.folder / "journal-then.db")
         story.must("cancel-cancelled", document("cancelled"), "cancel")
 
 
@@ -60,7 +60,7 @@ def send(story: Story) -> None:
 
 
 def _stand(story: Story, wanted: dict[str, set[str]]) -> bool:
-    rows = facts.work(story.store_file).values()
+    rows = facts.work(story.store).values()
     return all(
         any(row.entity == entity and row.lane == PUSHED and row.status in statuses for row in rows)
         for entity, statuses in wanted.items()

@@ -40,13 +40,13 @@ def stop_service(story: Story, service: Any) -> None:
         report = verify(story.settings)
         story.check("P2", "store and journal agree before the rewind", "clean", report.verdict)
         story.digests["before"] = report.state_digest
-        story.facts["before"] = facts.newest(story.journal_file)
+        story.facts["before"] = facts.newest(story.journal)
 
 
 def alter(story: Story) -> None:
     """A migration gone wrong: one row of the store is altered by SQL."""
     with story.step("P8", "alter a row of the store by SQL"):
-        facts.alter(story.store_file, _FAULT)
+        facts.alter(story.store, _FAULT)
         report = verify(story.settings)
         named = [finding.entity for finding in report.findings if finding.entity == ALTERED]
         story.check("P8", "the altered row is found, by name", [ALTERED], named[:1])
@@ -68,7 +68,7 @@ def restore(story: Story) -> None:
         history,
     )
     with story.step("P8", "alter the same row of the restored store"):
-        facts.alter(story.store_file, _FAULT)
+        facts.alter(story.store, _FAULT)
 
 
 def _history(snapshot: Path) -> str:
@@ -89,7 +89,7 @@ def notice(story: Story) -> Any:
         story.check("P8", "its stage", "closed", told.get("stage"))
         read, _ = story.site.ask("GET", f"entities/{document('lost')}")
         story.check("P8", "its entities are not shown", 503, read)
-        if story.facts["before"] != facts.newest(story.journal_file):
+        if story.facts["before"] != facts.newest(story.journal):
             story.judge("P8", "no decision is journalled", "none", "one was", held=False)
     if not story.wants("P8") and service.poll() is not None:
         raise Hung("the service ended")

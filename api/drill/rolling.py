@@ -5,30 +5,28 @@ Composed with the ports: the recovery's own rebuild works over a journal that en
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from journal.acceptance import Place, beginning
+from journal.driving import drive
 from journal.errors import Refused
 from journal.log import DECISIONS, Row
-from journal.log.sqlite import SqliteLog
+from journal.log.engine import SqlLog
 from journal.projection import clearing
 from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Rows, Statement
 from journal.store import tables
 from journal.store import work as works
-from journal.worker import drive
 from reconstruct.applying import commit, rebuild_entity, rebuild_together, the_marker
 from reconstruct.replay import Replay
 
 _PAGE = 1000
 
 
-class EarlierLog(SqliteLog):
+class EarlierLog(SqlLog):
     """A journal that ends at a sequence: later decisions are not shown."""
 
-    def __init__(self, path: Path, through: int) -> None:
-        super().__init__(path)
+    def __init__(self, log: SqlLog, through: int) -> None:
+        super().__init__(log.database)
         self._through = through
 
     async def decisions(self, after: int, limit: int) -> list[Row]:
@@ -104,9 +102,8 @@ async def _entities_above(record: Record, target: int) -> list[str]:
 
 async def _rebuild(record: Record, target: int, entities: list[str], embedded: set[str]) -> None:
     """The rows of these entities as they were, with the journal's end put back for a while."""
-    log = record.log
-    earlier = EarlierLog(record.settings.journal_file, target)
-    record.log = earlier
+    log = record.journal()
+    record.log = EarlierLog(log, target)
     try:
         replay = Replay(record.lifecycles)
         for entity in entities:
@@ -116,4 +113,3 @@ async def _rebuild(record: Record, target: int, entities: list[str], embedded: s
             await rebuild_together(record, embedded, replay)
     finally:
         record.log = log
-        await earlier.close()

@@ -26,7 +26,7 @@ def rehearse(folder: Path, wanted: Collection[str], objective: Objective, say: S
     """
     began = time.monotonic()
     with _site(folder) as site:
-        _receive(site, site.folder / "data" / "journal" / "main.db")
+        _receive(site, Settings(data=str(site.folder / "data")))
         within = (objective.safe_within, objective.backlog_within)
         text = configuration(str(site.folder / "data"), site.receiver_url, *within)
         site.config.write_text(text, encoding="utf-8")
@@ -49,7 +49,7 @@ def rehearse_own(folder: Path, source: Source, wanted: Collection[str], say: Say
         borrowing.borrow(settings, data)
         if not facts.newest(data / "journal" / settings.journal_file.name):
             raise Refused("the journal holds no decisions: there is nothing to rewind yet")
-        _receive(site, data / "journal" / settings.journal_file.name)
+        _receive(site, Settings(data=str(data), tenant=settings.tenant))
         text = borrowing.isolated(settings, data, site.receiver_url)
         site.config.write_text(text, encoding="utf-8")
         # Projections are the application's own code, found from where it runs.
@@ -69,9 +69,9 @@ def _site(folder: Path, hidden: tuple[str, ...] = ()) -> Iterator[Site]:
         site.close()
 
 
-def _receive(site: Site, journal: Path) -> None:
+def _receive(site: Site, settings: Settings) -> None:
     try:
-        site.receive(journal)
+        site.receive(settings)
     except Hung as error:
         raise Refused(f"the drill's receiver cannot be started: {error}") from error
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 import api
@@ -122,9 +123,10 @@ class Site:
                     return line.strip()
         raise Hung(f"a process ended with {child.wait(SECONDS)} before it was ready")
 
-    def receive(self, journal: Path) -> None:
-        """Start the isolated receiver."""
-        arguments = ("-m", "api.drill.receiver", str(self.record), str(journal))
+    def receive(self, settings: Settings) -> None:
+        """Start the isolated receiver; it looks into the journal of these settings."""
+        where = msgspec.json.encode(settings).decode()
+        arguments = ("-m", "api.drill.receiver", str(self.record), where)
         child = self.start(*arguments, name="receiver")
         self.receiver_url = self.wait_for(child, receivers.READY).removeprefix(receivers.READY)
 

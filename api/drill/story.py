@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from api.drill.notebook import Notebook
 from api.drill.site import Hung, Ran, Site
 from api.drill.wire import Unanswered
 from journal.errors import UnrewindError
+from journal.places import LogPlace, StorePlace, place_of_log, place_of_store
 
 PROMISES = {
     "P1": "An acknowledgement is sent only after the decision is in the store and in the journal.",
@@ -183,11 +183,11 @@ class Story:
             raise Hung(f"{action} of {entity} was answered {status}: {said.get('detail')}")
 
     @property
-    def journal_file(self) -> Path:
-        """The journal's database file."""
-        return self.settings.journal_file
+    def journal(self) -> LogPlace:
+        """Where the journal is."""
+        return place_of_log(self.settings)
 
     @property
-    def store_file(self) -> Path:
-        """The store's database file."""
-        return self.settings.store_file
+    def store(self) -> StorePlace:
+        """Where the store is."""
+        return place_of_store(self.settings)

@@ -23,14 +23,14 @@ _NAMED = 5
 def judge(story: Story) -> None:
     """Hold every promise against the facts. One about which nothing was found was not reached."""
     with suppress(EngineError):
-        held = facts.entries(story.journal_file)
+        held = facts.entries(story.journal)
         _acknowledged(story, held)
         attempts(story)
         _effects(story, held)
         _operations(story, held)
         _evidence(story)
     with suppress(EngineError):
-        _fates(story, facts.work(story.store_file))
+        _fates(story, facts.work(story.store))
 
 
 def broken(story: Story) -> dict[str, Check]:
@@ -61,7 +61,7 @@ def _acknowledged(story: Story, held: list[facts.Held]) -> None:
         return
     story.check("P2", "acknowledgements that the journal lost", "none", names(absent))
     sql = "SELECT lower(hex(digest)) FROM unrewind_decisions"
-    stored = {digest for (digest,) in facts.rows_of(story.store_file, sql)}
+    stored = {digest for (digest,) in facts.rows_of(story.store, sql)}
     lost = {operation for operation, digest in told.items() if digest not in stored}
     story.check("P2", "acknowledgements that the store lost", "none", names(lost))
     differing = names(story.notebook.differing)
@@ -106,7 +106,7 @@ def _evidence(story: Story) -> None:
     if not story.wants("P10"):
         return
     before: list[str] = story.facts.get("fingerprints", [])
-    now = fingerprints(story.journal_file)
+    now = fingerprints(story.journal)
     same = now[: len(before)] == before
     found = "the same" if same else "others"
     name = f"the bytes of the first {len(before)} entries"
