@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     "--from", "source", metavar="DIR", help="Rehearse with a copy of this data directory."
 )
 @click.option("--snapshot", metavar="DIR", help="With --from: rewind the copy to this snapshot.")
+@click.option("--store", metavar="URL", help="Put the drill's own store on this server.")
+@click.option("--journal", metavar="URL", help="Put the drill's own journal on this server.")
+@click.option(
+    "--accept",
+    metavar="WORD",
+    multiple=True,
+    help="A weaker promise of these servers that is accepted. May be given several times.",
+)
 @click.option(
     "--back",
     type=click.IntRange(min=1),
@@ -47,7 +55,14 @@ if TYPE_CHECKING:
 )
 @common
 def drill(
-    directory: str | None, only: str | None, source: str | None, snapshot: str | None, back: int
+    directory: str | None,
+    only: str | None,
+    source: str | None,
+    snapshot: str | None,
+    store: str | None,
+    journal: str | None,
+    accept: tuple[str, ...],
+    back: int,
 ) -> int:
     """Rehearse a rewind with real processes, and say of each promise whether it held.
 
@@ -57,11 +72,14 @@ def drill(
     and with 1 naming what broke. The directory goes when all is well, unless `--dir` names it.
     """
     from api.drill.run import rehearse, rehearse_own
+    from api.drill.town import Servers
 
     if source is None and snapshot is not None:
         raise click.UsageError(
             "--snapshot is rewound to in a copy of your data: name it with --from"
         )
+    if source is not None and (store or journal or accept):
+        raise click.UsageError("a copy of your data is rehearsed with as files: leave servers out")
     wanted = _promises(only)
     loaded = settings(data=source) if source is not None else settings()
     if source is not None:
@@ -73,7 +91,8 @@ def drill(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if source is None:
-            report = rehearse(folder, wanted, loaded.objective, _say)
+            servers = Servers(store, journal, accept)
+            report = rehearse(folder, wanted, loaded.objective, _say, servers)
         else:
             report = rehearse_own(folder, _source(loaded, snapshot, back), wanted, _say)
         good = report.held and not report.missed

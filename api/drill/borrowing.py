@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
+from api.drill.copying import take_journal, take_store
 from journal.errors import Refused
 from journal.lanes import Contract
+from journal.places import place_of_log, place_of_store
 from journal.settings import Settings
 from journal.sql import Stamp
 from journal.sqlite import stamp_of
@@ -44,12 +46,17 @@ def borrow(settings: Settings, folder: Path) -> None:
 
     The store first: a journal that is newer than its store is what recoveries are made for.
     """
-    for kind, database in (("store", settings.store_file), ("journal", settings.journal_file)):
-        if not database.exists():
-            raise Refused(f"there is no {kind} {database} to rehearse with")
-        target = folder / kind
-        target.mkdir(parents=True)
-        _copy(database, target)
+    store, journal = place_of_store(settings), place_of_log(settings)
+    for kind, place in (("store", store), ("journal", journal)):
+        (folder / kind).mkdir(parents=True)
+        if place.file is not None:
+            if not place.file.exists():
+                raise Refused(f"there is no {kind} {place.file} to rehearse with")
+            _copy(place.file, folder / kind)
+    if store.file is None:
+        take_store(store, folder / "store" / f"{settings.tenant}.db")
+    if journal.file is None:
+        take_journal(journal, folder / "journal" / f"{settings.tenant}.db", settings.tenant)
     if settings.witness_file.exists():
         (folder / "witness").mkdir()
         shutil.copyfile(settings.witness_file, folder / "witness" / settings.witness_file.name)
@@ -82,6 +89,7 @@ def isolated(settings: Settings, data: Path, receiver: str) -> str:
     values: dict[str, Any] = msgspec.to_builtins(settings)
     values.update(data=str(data), host="127.0.0.1", dispatch=True)
     values["alert"] = {}
+    values["accept"] = []
     for name, one in values["receiver"].items():
         once = one["contract"] == Contract.IDEMPOTENT
         one["url"] = f"{receiver}/{'once' if once else 'each'}/{name}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
 from api.drill import facts
+from api.drill.copying import embedded
 from api.drill.site import Site
 from api.drill.story import Story
+from api.drill.town import SERVERS
 from api.opening import ask
 from journal.driving import drive
 from journal.entry import Entry, seal
@@ -20,8 +22,6 @@ from journal.errors import EngineError, Forked, UnrewindError
 from journal.intake import append_sealed
 from journal.record import Record
 from journal.settings import Settings
-from journal.sql import Statement
-from journal.sqlite import Database
 from journal.status import status
 from reconstruct.verification import verify
 
@@ -60,7 +60,8 @@ def _decides_nothing(story: Story, settings: Settings) -> None:
     site = Site(story.site.folder / "copies" / "control-site")
     text = story.site.config.read_text(encoding="utf-8")
     before = f'data = "{story.settings.data}"'
-    site.config.write_text(text.replace(before, f'data = "{settings.data}"'), encoding="utf-8")
+    lines = text.replace(before, f'data = "{settings.data}"').splitlines(keepends=True)
+    site.config.write_text("".join(line for line in lines if not line.startswith(SERVERS)))
     arguments = ("--operation", "uncontrolled", "--entity", "document/x", "--action", "submit")
     ran = story.site.__class__.run(site, "accept", *arguments)
     site.close()
@@ -71,10 +72,10 @@ def roll_both_back(story: Story) -> None:
     """Store and journal of one earlier moment agree with each other, and not with the witness."""
     with story.step("P8", "roll store and journal of a copy back to one moment"):
         copy = _copy(story, "both")
-        folder = story.site.folder
+        then: Settings = story.facts["then"]
         for source, target in (
-            (folder / "snapshot" / "store.db", copy.store_file),
-            (folder / "journal-then.db", copy.journal_file),
+            (then.store_file, copy.store_file),
+            (then.journal_file, copy.journal_file),
         ):
             for path in target.parent.glob(f"{target.name}*"):
                 path.unlink()
@@ -146,17 +147,8 @@ def fingerprints(where: facts.Where) -> list[str]:
 
 
 def _copy(story: Story, name: str) -> Settings:
-    """A copy of the tenant's data; nobody has it open."""
-    source = Path(story.settings.data)
-    target = story.site.folder / "copies" / name
-    shutil.copytree(source, target)
-    for database in target.glob("*/*.db"):
-        # Closing the last connection brings what waits in the -wal into the file.
-        with closing(Database(database)) as opened:
-            opened.read([Statement("SELECT count(*) FROM sqlite_master")])
-    return msgspec.structs.replace(
-        story.settings, data=str(target), store=None, journal=None, witness=None, evidence=None
-    )
+    """A copy of the tenant as files; nobody has it open."""
+    return embedded(story.settings, story.site.folder / "copies" / name)
 
 
 def _flip(journal: Path) -> None:

@@ -33,11 +33,7 @@ from journal.settings import Settings
 MAX_BODY = 16 * 1024 * 1024
 READY = "the drill's receiver listens on "
 
-_COMMITMENTS = (
-    "SELECT CAST(body AS BLOB) FROM entries WHERE entity = ?"
-    " AND CASE WHEN json_valid(envelope) THEN json_extract(envelope, '$.action') END"
-    " = 'release.committed'"
-)
+_OF_ENTITY = "SELECT envelope, body FROM entries WHERE entity = ?"
 
 
 class Memory:
@@ -62,8 +58,11 @@ class Memory:
     def commitments(self, entity: str, release: str) -> int:
         """How many commitments of a release the journal holds now; 0 if it cannot be read."""
         with suppress(UnrewindError, ValueError):
-            bodies = facts.rows_of(self.journal, _COMMITMENTS, entity)
-            return sum(json.loads(bytes(body)).get("release") == release for (body,) in bodies)
+            return sum(
+                json.loads(envelope).get("action") == "release.committed"
+                and json.loads(body).get("release") == release
+                for envelope, body in facts.rows_of(self.journal, _OF_ENTITY, entity)
+            )
         return 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from api.drill import facts
 from api.drill.accepting import document
+from api.drill.copying import embedded
 from api.drill.site import Hung, until
 from api.drill.story import Story
 from api.drill.town import PUSHED
@@ -27,7 +28,7 @@ def permit_and_cancel(story: Story) -> None:
     story.command("P2", "take a snapshot of the store", "snapshot", str(snapshot))
     with story.step("P2", "cancel that document"):
         # What a backup of both would have taken now: put back together they agree.
-        facts.copy(story.settings.journal_file, story.site.folder / "journal-then.db")
+        story.facts["then"] = embedded(story.settings, story.site.folder / "then")
         story.must("cancel-cancelled", document("cancelled"), "cancel")
 
 

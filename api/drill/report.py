@@ -13,6 +13,7 @@ from api.drill import facts
 from api.drill.notebook import moment
 from api.drill.story import PROMISES, Check, Step, Story
 from api.drill.verdict import broken
+from journal.places import LogPlace, StorePlace, place_of_log, place_of_store
 from journal.settings import Objective, Settings
 
 FILE, PAGE = "report.json", "report.html"
@@ -154,14 +155,22 @@ _TOLD = ("plan", "report", "fates", "unresolved", "waiting", "rolled", "remark")
 def _places(story: Story, settings: Settings) -> list[str]:
     """Where things are, and on which device; of the original where a copy was rehearsed with."""
     named = [
-        ("store", settings.store_file.parent),
-        ("journal", settings.journal_file.parent),
         ("witness", settings.witness_file.parent),
         ("evidence of recoveries", settings.evidence_home),
     ]
+    places: dict[str, StorePlace | LogPlace] = {
+        "store": place_of_store(settings),
+        "journal": place_of_log(settings),
+    }
+    named[:0] = [(what, place.file.parent) for what, place in places.items() if place.file]
     devices = {what: device_of(path) for what, path in named}
-    lines = [f"{what}: {path}, device {devices[what] or 'unknown'}" for what, path in named]
-    shared = [what for what in ("journal", "witness") if devices[what] == devices["store"]]
+    lines = [f"{what}: {place.label}" for what, place in places.items() if place.file is None]
+    lines += [f"{what}: {path}, device {devices[what] or 'unknown'}" for what, path in named]
+    shared = [
+        what
+        for what in ("journal", "witness")
+        if what in devices and "store" in devices and devices[what] == devices["store"]
+    ]
     lines += [
         f"{what} and store share a device: losing it loses both" for what in shared if devices[what]
     ]

@@ -12,23 +12,31 @@ from api.drill.own import Source
 from api.drill.report import Report, report_on, write
 from api.drill.site import Hung, Site
 from api.drill.story import PROMISES, Story
-from api.drill.town import configuration
+from api.drill.town import HERE, Servers, configuration, settings_of
 from journal.errors import Refused
 from journal.settings import Objective, Settings
 
 Say = Callable[[str], None]
 
 
-def rehearse(folder: Path, wanted: Collection[str], objective: Objective, say: Say) -> Report:
+def rehearse(
+    folder: Path,
+    wanted: Collection[str],
+    objective: Objective,
+    say: Say,
+    servers: Servers = HERE,
+) -> Report:
     """Rehearse in an empty directory, on data of the drill's own; the report, which is written too.
 
-    Raises Refused when nothing can be started there.
+    On ``servers`` the tenant has a name of its own, and is taken away again at the end. Raises
+    Refused when nothing can be started there.
     """
     began = time.monotonic()
     with _site(folder) as site:
-        _receive(site, Settings(data=str(site.folder / "data")))
+        where = settings_of(str(site.folder / "data"), servers)
+        _receive(site, where)
         within = (objective.safe_within, objective.backlog_within)
-        text = configuration(str(site.folder / "data"), site.receiver_url, *within)
+        text = configuration(where, site.receiver_url, *within)
         site.config.write_text(text, encoding="utf-8")
         story = Story(site, wanted, say, hurried=len(wanted) < len(PROMISES))
         acts.play(story)
@@ -47,7 +55,7 @@ def rehearse_own(folder: Path, source: Source, wanted: Collection[str], say: Say
     with _site(folder, tuple(named)) as site:
         data = site.folder / "data"
         borrowing.borrow(settings, data)
-        if not facts.newest(data / "journal" / settings.journal_file.name):
+        if not facts.newest(data / "journal" / f"{settings.tenant}.db"):
             raise Refused("the journal holds no decisions: there is nothing to rewind yet")
         _receive(site, Settings(data=str(data), tenant=settings.tenant))
         text = borrowing.isolated(settings, data, site.receiver_url)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from uuid import uuid4
+
+from msgspec import Struct
+
+from journal.settings import Settings
+
 PUSHED, PULLED, HOUSE = "post", "hand", "house"
 
 _CONFIG = """\
@@ -91,9 +99,49 @@ owner = "the drill's clerk"
 """
 
 
-def configuration(data: str, receiver: str, safe_within: float, backlog_within: float) -> str:
+SERVERS = ("store = ", "journal = ", "accept = ")
+"""How the lines begin that say on which servers the tenant is."""
+
+
+class Servers(Struct, frozen=True):
+    """Where the drill's tenant is to be: a directory of the drill's own, unless a server is named.
+
+    ``accept`` are the weaker promises of these servers that are accepted by name.
+    """
+
+    store: str | None = None
+    journal: str | None = None
+    accept: Sequence[str] = ()
+
+    @property
+    def named(self) -> bool:
+        """Whether any is."""
+        return self.store is not None or self.journal is not None
+
+
+HERE = Servers()
+"""On no server."""
+
+
+def settings_of(data: str, servers: Servers) -> Settings:
+    """Where the drill's tenant is. On a server it has a name that no other tenant has."""
+    tenant = f"drill-{uuid4().hex[:12]}" if servers.named else "main"
+    return Settings(
+        data=data,
+        tenant=tenant,
+        store=servers.store,
+        journal=servers.journal,
+        accept=[*servers.accept],
+    )
+
+
+def configuration(where: Settings, receiver: str, safe_within: float, backlog_within: float) -> str:
     """The drill's `unrewind.toml`."""
-    text = _CONFIG.format(data=data, receiver=receiver)
+    text = _CONFIG.format(data=where.data, receiver=receiver)
+    for name in ("tenant", "store", "journal", "accept"):
+        value = getattr(where, name)
+        if value and value != "main":
+            text = f"{name} = {json.dumps(value)}\n{text}"
     return (
         f"{text}\n[objective]\nsafe_within = {safe_within:g}\nbacklog_within = {backlog_within:g}\n"
     )
