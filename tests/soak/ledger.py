@@ -13,7 +13,7 @@ from typing import Any
 from tests.soak.processes import Server
 
 _BATCH = 500
-_ROWS = (
+ROWS = (
     "SELECT operation, entity, revision, sequence, lower(hex(history)), lower(hex(digest))"
     " FROM entries WHERE stream = 'decisions' ORDER BY sequence"
 )
@@ -100,7 +100,11 @@ class Ledger:
     def check_journal(self, file: Path) -> None:
         """The journal holds what was acknowledged, each operation once, in unbroken revisions."""
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
-            rows = database.execute(_ROWS).fetchall()
+            rows = database.execute(ROWS).fetchall()
+        self.check_rows(rows)
+
+    def check_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """The same of a journal's rows, however they were read."""
         held = {row[0]: row for row in rows}
         assert len(held) == len(rows), "an operation stands in the journal twice"
         revisions: Counter[str] = Counter()
