@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from journal.errors import Refused, SettingsInvalid
-from journal.files import has_content, whole_or_absent
+from journal.files import has_content, move_aside, whole_or_absent
 from journal.locks import TurnLock
 from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
@@ -44,6 +44,12 @@ class StorePlace(Protocol):
     def open(self, *, read_only: bool = False) -> SqlStore:
         """Open it. Raises Unreachable, Damaged or SettingsInvalid."""
 
+    def set_aside(self, now: str) -> str | None:
+        """Keep what stands there under another name, so that nothing does; which name.
+
+        None: nothing was there. Raises OSError or EngineError.
+        """
+
     def created(self) -> AbstractContextManager[SqlStore]:
         """A new store to put the first rows into: whole, or not there at all."""
 
@@ -59,6 +65,9 @@ class LogPlace(Protocol):
 
     def open(self, *, read_only: bool = False) -> SqlLog:
         """Open it. Raises Unreachable, Damaged or SettingsInvalid."""
+
+    def afresh(self, folder: Path) -> LogPlace:
+        """The journal itself, without what this machine keeps of it; ``folder`` is to keep it in."""
 
     def created(self) -> AbstractContextManager[SqlLog]:
         """A new journal to put its founding into: whole, or not there at all."""
@@ -88,6 +97,11 @@ class StoreFile:
         """See ``StorePlace.open``."""
         return SqliteStore(self._path, read_only=read_only)
 
+    def set_aside(self, now: str) -> str | None:
+        """See ``StorePlace.set_aside``: a directory beside it."""
+        aside = move_aside(self._path, now)
+        return None if aside is None else str(aside)
+
     @contextmanager
     def created(self) -> Iterator[SqlStore]:
         """See ``StorePlace.created``."""
@@ -115,6 +129,10 @@ class LogFile:
         """See ``LogPlace.open``."""
         return SqliteLog(self._path, read_only=read_only)
 
+    def afresh(self, folder: Path) -> LogPlace:
+        """See ``LogPlace.afresh``: nothing is kept of it elsewhere."""
+        return self
+
     @contextmanager
     def created(self) -> Iterator[SqlLog]:
         """See ``LogPlace.created``."""
@@ -132,7 +150,8 @@ class StoreServer:
     file: Path | None = None
 
     def __init__(self, url: str, tenant: str, accept: Sequence[str]) -> None:
-        from journal.store.postgres import PostgresStore  # noqa: PLC0415 - see above
+        with _driver("postgres"):
+            from journal.store.postgres import PostgresStore  # noqa: PLC0415 - see above
 
         self.label = masked(url)
         self._url, self._tenant, self._accept = url, tenant, accept
@@ -162,6 +181,10 @@ class StoreServer:
         admit(store, self._accept)
         return store
 
+    def set_aside(self, now: str) -> str | None:
+        """See ``StorePlace.set_aside``: another schema of the same database."""
+        return self._engine.set_aside(self._url, self._tenant, now)
+
     @contextmanager
     def created(self) -> Iterator[SqlStore]:
         """See ``StorePlace.created``: there is a store once its marker is there."""
@@ -179,7 +202,8 @@ class LogServer:
     file: Path | None = None
 
     def __init__(self, url: str, tenant: str, accept: Sequence[str]) -> None:
-        from journal.log.postgres import PostgresLog  # noqa: PLC0415 - see above
+        with _driver("postgres"):
+            from journal.log.postgres import PostgresLog  # noqa: PLC0415 - see above
 
         self.label = masked(url)
         self._url, self._tenant, self._accept = url, tenant, accept
@@ -194,6 +218,10 @@ class LogServer:
         log = self._engine(self._url, self._tenant, read_only=read_only)
         admit(log, self._accept)
         return log
+
+    def afresh(self, folder: Path) -> LogPlace:
+        """See ``LogPlace.afresh``: nothing is kept of it elsewhere."""
+        return self
 
     @contextmanager
     def created(self) -> Iterator[SqlLog]:
@@ -212,7 +240,8 @@ class LogStream:
     file: Path | None = None
 
     def __init__(self, url: str, tenant: str, copy: Path, accept: Sequence[str]) -> None:
-        from journal.nats.log import NatsLog  # noqa: PLC0415 - see above
+        with _driver("nats"):
+            from journal.nats.log import NatsLog  # noqa: PLC0415 - see above
 
         self.label = masked(url)
         self._url, self._tenant, self._copy, self._accept = url, tenant, copy, accept
@@ -227,6 +256,10 @@ class LogStream:
         return self._engine(
             self._url, self._tenant, self._copy, read_only=read_only, accept=self._accept
         )
+
+    def afresh(self, folder: Path) -> LogPlace:
+        """See ``LogPlace.afresh``: another copy of the stream."""
+        return LogStream(self._url, self._tenant, folder / self._copy.name, self._accept)
 
     @contextmanager
     def created(self) -> Iterator[SqlLog]:
@@ -249,6 +282,18 @@ def admit(engine: SqlStore | SqlLog, accept: Sequence[str]) -> None:
             )
 
 
+@contextmanager
+def _driver(extra: str) -> Iterator[None]:
+    """Import an engine. Raises SettingsInvalid where its driver is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingsInvalid(
+            f"a {extra} server is named and its driver is not installed: "
+            f"pip install 'unrewind[{extra}]' ({error})"
+        ) from None
+
+
 def masked(url: str) -> str:
     """A server's URL without its password and its parameters."""
     scheme, _, rest = url.partition("://")
@@ -256,7 +301,9 @@ def masked(url: str) -> str:
     hosts = []
     for host in where.split(","):
         user, at, address = host.rpartition("@")
-        hosts.append(f"{user.partition(':')[0]}{at}{address}")
+        name, password, _ = user.partition(":")
+        known = at and (password or scheme != NATS)  # a name alone is a token there
+        hosts.append(f"{name}@{address}" if known else address)
     return f"{scheme}://{','.join(hosts)}"
 
 
@@ -288,7 +335,8 @@ def place_of_log(settings: Settings) -> LogPlace:
 def lock_of(settings: Settings) -> TurnLock:
     """The turn lock: the operating system's, or the store server's where no file is shared."""
     if scheme_of(settings.store) in POSTGRES and scheme_of(settings.journal) is not None:
-        from journal.postgres.lock import ServerLock  # noqa: PLC0415 - see above
+        with _driver("postgres"):
+            from journal.postgres.lock import ServerLock  # noqa: PLC0415 - see above
 
         return ServerLock(settings.store or "", settings.tenant, settings.lock_timeout)
     return TurnLock(settings.beside("lock"), settings.lock_timeout)

@@ -165,6 +165,8 @@ def test_the_sweeper_shares_nothing_with_the_workers() -> None:
             parts = name.split(".")
             for known in (parts, parts[:-1]):
                 found = ROOT.joinpath(*known).with_suffix(".py") if known else ROOT
+                if found.parent.name == "nats":
+                    continue  # loaded where a stream is named; its loop is of its own thread
                 if parts[0] == "journal" and found.is_file() and found not in seen:
                     waiting.append(found)
 

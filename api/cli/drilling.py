@@ -68,8 +68,10 @@ def drill(
 
     Runs on data of its own, in a directory of its own, with a receiver of its own. With `--from` it
     rehearses with a copy of your data and configuration, of which every receiver has become the
-    drill's: nothing of yours is written to, and nothing leaves. Ends with 0 when every promise held
-    and with 1 naming what broke. The directory goes when all is well, unless `--dir` names it.
+    drill's: nothing of yours is written to, and nothing leaves. On servers that `--store` and
+    `--journal` name it has a tenant of its own, which goes when all is well. Ends with 0 when every
+    promise held and with 1 naming what broke. The directory goes when all is well, unless `--dir`
+    names it.
     """
     from api.drill.run import rehearse, rehearse_own
     from api.drill.town import Servers

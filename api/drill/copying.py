@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from api.drill import facts
+from journal.clock import SystemClock
 from journal.driving import drive
 from journal.errors import Refused
 from journal.places import (
@@ -53,7 +54,7 @@ def take_store(place: StorePlace, target: Path) -> None:
     _check_there(place)
     store = place.open(read_only=True)
     try:
-        copy_store(store, place, StoreFile(target), _silent)
+        copy_store(store, place, StoreFile(target), SystemClock().now(), _silent)
     finally:
         drive(store.close())
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from api.drill import acts, borrowing, facts, own
+from api.drill.clearing import clear
 from api.drill.own import Source
 from api.drill.report import Report, report_on, write
 from api.drill.site import Hung, Site
@@ -40,7 +41,10 @@ def rehearse(
         site.config.write_text(text, encoding="utf-8")
         story = Story(site, wanted, say, hurried=len(wanted) < len(PROMISES))
         acts.play(story)
-    return _reported(story, objective, began)
+    report = _reported(story, objective, began)
+    if servers.named and report.held:
+        clear(where)
+    return report
 
 
 def rehearse_own(folder: Path, source: Source, wanted: Collection[str], say: Say) -> Report:

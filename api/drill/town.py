@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from msgspec import Struct
 
+from api.drill.clearing import PREFIX
 from journal.settings import Settings
 
 PUSHED, PULLED, HOUSE = "post", "hand", "house"
@@ -125,7 +126,7 @@ HERE = Servers()
 
 def settings_of(data: str, servers: Servers) -> Settings:
     """Where the drill's tenant is. On a server it has a name that no other tenant has."""
-    tenant = f"drill-{uuid4().hex[:12]}" if servers.named else "main"
+    tenant = f"{PREFIX}{uuid4().hex[:12]}" if servers.named else "main"
     return Settings(
         data=data,
         tenant=tenant,
