@@ -4,6 +4,8 @@ PYTHON ?= python3
 ARGS ?=
 # Settings of `make serve`: unrewind.toml where there is one, else those of the examples.
 CONFIG ?= $(or $(wildcard unrewind.toml),examples/unrewind.toml)
+# Without bytecode every process that a test starts would compile the packages anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Seconds after which a hung test or soak run is ended.
 TEST_SECONDS ?= 2400
 SOAK_SECONDS ?= 14400
@@ -29,12 +31,14 @@ LOCK_ENV := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT \
 COMPILE := $(LOCK_ENV) $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links \
 	--no-emit-trusted-host --no-emit-options --resolver=backtracking
+# The drivers of every engine are locked: who installs the lock file may choose any of them.
+ENGINES := --extra postgres --extra nats
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format bench soak lock clean
+.PHONY: help setup serve test test-engines lint format bench soak lock clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 setup: $(STAMP) ## create .venv from the lock file
 
@@ -53,6 +57,9 @@ serve: setup ## run the server; more flags in ARGS
 
 test: setup lint ## lint, then run the tests on every core; pytest flags in ARGS
 	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto $(ARGS)
+
+test-engines: setup ## run only the tests that need PostgreSQL or NATS; pytest flags in ARGS
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto -m 'engines and not soak' $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check .
@@ -74,9 +81,9 @@ lock: ## choose new versions for both lock files
 	@$(PYTHON) -m venv --clear $(LOCK_VENV)
 	@$(LOCK_ENV) $(LOCK_VENV)/bin/python -m pip --quiet --quiet install $(PIP_TOOLS)
 	@echo "lock: requirements.lock"
-	@$(COMPILE) --output-file requirements.lock pyproject.toml
+	@$(COMPILE) $(ENGINES) --output-file requirements.lock pyproject.toml
 	@echo "lock: requirements-dev.lock"
-	@$(COMPILE) --extra dev --extra bench --output-file requirements-dev.lock \
+	@$(COMPILE) $(ENGINES) --extra dev --extra bench --output-file requirements-dev.lock \
 		--constraint requirements.lock pyproject.toml
 	@rm -rf $(LOCK_VENV)
 

@@ -46,6 +46,8 @@ class Kind(StrEnum):
     """An effect happened, and its result cannot be kept."""
     SWEEP_OVERDUE = "sweep-overdue"
     """The last good sweep is too old: work whose worker died stays where it is."""
+    TENANT_CLOSED = "tenant-closed"
+    """A tenant of the service beside its own is closed, or cannot be opened."""
     TEST = "test"
     """Somebody tries whether alerts come through."""
 
@@ -64,6 +66,7 @@ class AlertSent(Struct, frozen=True):
 class Alerts:
     """Raises alerts. The same kind about the same thing is raised once until it is ``cleared``.
 
+    ``raised`` counts them by kind; ``named`` has the log say whose they are, of many tenants.
     Raises SettingsInvalid for a webhook whose secret cannot be read.
     """
 
@@ -74,6 +77,7 @@ class Alerts:
         self._standing: set[tuple[str, str]] = set()
         self._sending: set[asyncio.Task[bool]] = set()
         self.raised: Counter[str] = Counter({str(kind): 0 for kind in Kind})
+        self.named = False
 
     def raise_once(self, kind: Kind, about: str, detail: str, **facts: Any) -> None:
         """Raise an alert unless the same one stands already."""
@@ -90,7 +94,8 @@ class Alerts:
     def raise_now(self, kind: Kind, detail: str, **facts: Any) -> asyncio.Task[bool] | None:
         """Raise an alert; the task that sends it, where there is a webhook."""
         self.raised[kind] += 1
-        LOGGER.error("alert: %s: %s", kind, detail)
+        whose = f"tenant {self._settings.tenant}: " if self.named else ""
+        LOGGER.error("alert: %s: %s%s", kind, whose, detail)
         if self._webhook is None:
             return None
         if len(self._sending) >= MOST_WAITING:
@@ -104,6 +109,11 @@ class Alerts:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
         return task
+
+    @property
+    def stands(self) -> bool:
+        """Whether an alert stands that was raised once."""
+        return bool(self._standing)
 
     async def test(self) -> list[str]:
         """Raise a test alert; the places that it reached. Raises nothing."""

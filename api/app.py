@@ -1,9 +1,10 @@
-"""The application: one tenant behind HTTP."""
+"""The application: a service's tenants behind HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -26,6 +27,7 @@ from api import (
     routes_recovery,
     routes_releases,
     routes_service,
+    routes_tenants,
     routes_tokens,
     routes_watching,
     routes_work,
@@ -34,51 +36,77 @@ from api.alerts import Alerts
 from api.answers import encode
 from api.auth import Authentication
 from api.dispatcher import Dispatcher
-from api.health import Health
 from api.requests import clean_path
+from api.rounds import Many, Rounds
 from api.routes_decisions import base_of
+from api.served import TENANT, Served
+from api.tenants import Tenants
 from api.working import working
 from journal import Journal, Settings
 from journal.errors import Invalid
 
+_VERSION = "/v1/"
+
 
 class Application(Litestar):
-    """Litestar over one tenant. Routes on the path as it was sent, its segments still encoded."""
+    """Litestar over a service's tenants: its ``own``, and ``many`` others where it has a registry.
 
-    def __init__(self, journal: Journal, **options: Any) -> None:
-        self.journal = journal
+    Routes on the path as it was sent, its segments still encoded. The routes are those of the own
+    tenant: the path of a request about another one is brought to them, with that tenant's name
+    beside it, and who it is for is found out behind the routes, where the token is looked at.
+    """
+
+    def __init__(self, own: Served, many: Many | None, **options: Any) -> None:
+        self.own = own
+        self.journal = own.journal
+        self.many = many
+        self._base = f"{base_of(own.journal)}/"
         super().__init__(**options)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
         if scope["type"] == "http":
             try:
-                scope["path"] = clean_path(scope["raw_path"])
+                path = clean_path(scope["raw_path"])
             except Invalid as error:
                 await problems.answer(error, scope)(scope, receive, send)
                 return
+            scope[TENANT] = self.own
+            if path.startswith(_VERSION) and not path.startswith(self._base):
+                name, slash, rest = path[len(_VERSION) :].partition("/")
+                if slash:
+                    scope[TENANT] = name
+                    path = self._base + rest
+            scope["path"] = path
         await super().__call__(scope, receive, send)
 
 
 def create_app(settings: Settings, journal: Journal | None = None) -> Application:
     """The application over the settings' tenant, or over a ``journal`` that is started already.
 
-    Its lifespan starts and stops the tenant (a given one is left to its owner), the dispatcher and
-    the schedule. Raises SettingsInvalid for a handler that cannot be imported or a secret that is
-    not set.
+    Beside it the tenants of its registry are served. Its lifespan starts and stops the tenant (a
+    given one is left to its owner), the dispatcher and the schedule, and the rounds of the others.
+    Raises SettingsInvalid for a handler that cannot be imported or a secret that is not set.
     """
     owned = journal is None
     tenant = Journal(settings) if journal is None else journal
-    alerts = Alerts(settings)
-    dispatcher = Dispatcher(tenant, alerts)
+    own = Served(tenant, Alerts(settings))
+    dispatcher = own.dispatcher = Dispatcher(tenant, own.alerts)
+    tenants = Tenants(settings, own)
+    many = Many(tenants, Rounds(tenants))
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if owned:
             await tenant.start()
         try:
-            async with working(tenant, alerts, dispatcher):
-                yield
+            async with working(tenant, own.alerts, dispatcher):
+                many.rounds.start()
+                try:
+                    yield
+                finally:
+                    await many.rounds.stop()
+                    await tenants.stop()
         finally:
             if owned:
                 await tenant.stop()
@@ -99,15 +127,14 @@ def create_app(settings: Settings, journal: Journal | None = None) -> Applicatio
             *routes_abandon.ROUTES,
             *routes_reconcile.ROUTES,
             *routes_tokens.ROUTES,
+            *routes_tenants.ROUTES,
             *routes_service.OF_TENANT,
             *routes_watching.OF_TENANT,
         ],
     )
     of_server = [*routes_service.OF_SERVER, *routes_watching.OF_SERVER]
-    app = build(tenant, [of_tenant, *of_server], [lifespan])
-    app.state["alerts"] = alerts
-    app.state["dispatcher"] = dispatcher
-    app.state["openapi"] = encode(openapi.document(app, _version()))
+    app = _build(own, many, [of_tenant, *of_server], [lifespan])
+    app.state["openapi"] = cache(lambda: encode(openapi.document(app, _version())))
     return app
 
 
@@ -117,13 +144,23 @@ def build(
     lifespan: Sequence[Any] = (),
 ) -> Application:
     """These handlers behind everything that a request to the tenant passes on its way."""
+    return _build(Served(journal, Alerts(journal.settings)), None, handlers, lifespan)
+
+
+def _build(
+    own: Served,
+    many: Many | None,
+    handlers: Sequence[Router | HTTPRouteHandler],
+    lifespan: Sequence[Any],
+) -> Application:
     return Application(
-        journal,
+        own,
+        many,
         route_handlers=handlers,
         lifespan=list(lifespan),
-        middleware=[Authentication(journal)],
+        middleware=[Authentication(own, None if many is None else many.tenants)],
         exception_handlers={Exception: problems.handle},
-        state=State({"health": Health(journal)}),
+        state=State({}),
         # The document is our own (api.openapi); debug pages and Litestar's logs could show secrets.
         openapi_config=None,
         logging_config=None,

@@ -95,6 +95,11 @@ class Carrier:
         if self._running:
             await asyncio.wait(self._running)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._running)
+
     def carries(self, identity: str) -> bool:
         """Whether this process is at work on it: an act may yet be made, or its end is not told."""
         return self._carried[identity] > 0

@@ -113,6 +113,20 @@ class Dispatcher:
         await asyncio.to_thread(self._heart.stop)
         await self._caller.__aexit__(None, None, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way in this process."""
+        return any(carrier.busy for carrier in self._carriers.values())
+
+    def looks(self) -> list[int]:
+        """How many looks for work each loop has begun."""
+        return [loop.begun for loop in self._loops]
+
+    def looked_since(self, before: Sequence[int]) -> bool:
+        """Whether every loop has begun and ended a look since ``looks`` said this."""
+        pairs = zip(self._loops, before, strict=True)
+        return all(loop.looks > begun or loop.stopping for loop, begun in pairs)
+
     async def ended(self) -> None:
         """Wait until a loop has ended of itself: nothing can be written any more."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -58,6 +58,7 @@ async def _dispatch(settings: Settings) -> int:
         journal = Journal(settings)
         await journal.start()
         try:
+            await journal.join("dispatch", schedules=False)
             return await _run(journal, lanes)
         finally:
             await journal.stop()

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 from api.loops import Complaint
 from journal import Settings
-from journal.errors import UnrewindError
+from journal.driving import drive
+from journal.errors import FenceFailed, UnrewindError
 from journal.record import Record
 from journal.reports import Beating, beat
-from journal.worker import drive
 
 LOGGER = logging.getLogger("unrewind")
 BEATS = 3
@@ -79,7 +79,7 @@ class Heart:
             lane, claims = due
             try:
                 record = record or self._open()
-                drive(beat(record, Beating(lane, claims)))
+                self._beat(record, Beating(lane, claims))
             except UnrewindError as error:
                 self._complaint.about(error)
                 self._again(lane)
@@ -90,6 +90,12 @@ class Heart:
                 self._complaint.over()
         if record is not None:
             drive(record.close())
+
+    def _beat(self, record: Record, beating: Beating) -> None:
+        try:
+            drive(beat(record, beating))
+        except FenceFailed:  # another process wrote between its look and its commit
+            drive(beat(record, beating))
 
     def _open(self) -> Record:
         record = Record(self._settings)

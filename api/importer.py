@@ -14,6 +14,7 @@ from msgspec import Struct
 from api.output import one_line
 from api.rows import Row, Unreadable
 from journal.acceptance import DUPLICATE, Acceptance, Operation, check_operation
+from journal.driving import drive
 from journal.errors import (
     Invalid,
     JournalUnavailable,
@@ -23,7 +24,6 @@ from journal.errors import (
     UnrewindError,
 )
 from journal.record import Record
-from journal.worker import drive
 from journal.writepath import Answer, turn
 
 BATCH_ROWS = 4000
@@ -167,5 +167,6 @@ def _is_plain(made: Operation) -> bool:
         and names.isprintable()
         and operation != ""
         and action != ""
+        and "." not in action
         and entity[-1:] != "/"
     )

@@ -35,7 +35,8 @@ class Loop:
     """Runs ``look`` every so many seconds, at once when rung or where it asks for it.
 
     ``look`` tells whether to look again at once. What it raises is logged, and the next look comes
-    at its time; only a writer that has stopped for good ends the loop. ``looks`` counts them.
+    at its time; only a writer that has stopped for good ends the loop. ``begun`` counts the looks,
+    ``looks`` those that have ended.
     """
 
     def __init__(self, what: str, look: Callable[[], Awaitable[bool]], every: float) -> None:
@@ -45,7 +46,7 @@ class Loop:
         self._rung = asyncio.Event()
         self._complaint = Complaint(what)
         self.stopping = False
-        self.looks = 0
+        self.looks = self.begun = 0
 
     def ring(self) -> None:
         """Look now. A ring during a look makes another one follow it."""
@@ -66,6 +67,7 @@ class Loop:
                         await self._rung.wait()
 
     async def _look_once(self) -> bool:
+        self.begun += 1
         try:
             again = await self._look()
         except WriterStopped as error:

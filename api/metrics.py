@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from api.alerts import Alerts
+from api.metrics_many import of_many
+from api.rounds import Many
 from journal import Journal
 from journal.control import Stage
 from journal.errors import UnrewindError
@@ -25,8 +27,11 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STAGES = list(Stage)
 
 
-async def gather(journal: Journal, alerts: Alerts) -> bytes:
-    """The tenant's metrics. A store that cannot be read leaves its own out, and says so."""
+async def gather(journal: Journal, alerts: Alerts, many: Many | None = None) -> bytes:
+    """The tenant's metrics, and totals over those beside it.
+
+    A store that cannot be read leaves its own out, and says so.
+    """
     status = await journal.status()
     lanes: list[LaneView] = []
     swept: LastSweep | None = None
@@ -40,6 +45,8 @@ async def gather(journal: Journal, alerts: Alerts) -> bytes:
     found = [*_of_status(status, readable), *_of_alerts(alerts)]
     if readable:
         found += _of_lanes(lanes, swept)
+    if many is not None:
+        found += of_many(many)
     registry.register(_Gathered(found))
     return generate_latest(registry)
 

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 from journal.agreement import check_agreement
 from journal.driving import drive
 from journal.errors import (
+    FenceFailed,
     FileChanged,
     JournalUnavailable,
     Refused,
     Unreachable,
     UnrewindError,
 )
+from journal.leading import check_declared
 from journal.migrating import check_format
 from journal.places import place_of_log, place_of_store
 from journal.reading import Pending
@@ -103,6 +105,8 @@ def writing(settings: Settings, *, create: bool = False) -> Iterator[Record]:
         drive(check_format(record))
         yield record
         _leave(record)
+    except FenceFailed as error:
+        raise JournalUnavailable(f"another process was quicker: run it again ({error})") from None
     finally:
         drive(record.close())
 
@@ -116,6 +120,7 @@ def deciding(settings: Settings, *, create: bool = True) -> Iterator[Record]:
     """
     check_agreement(settings)
     with writing(settings, create=create) as record:
+        drive(check_declared(record))
         drive(detect(record, deep=not record.stopped_clean()))
         yield record
 
@@ -129,6 +134,7 @@ def working(settings: Settings) -> Iterator[Record]:
     check_known(settings)
     check_agreement(settings)
     with writing(settings) as record:
+        drive(check_declared(record))
         yield record
 
 

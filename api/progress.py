@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from api.output import may_be_terminal
 
 Show = Callable[[int, int, str], None]
 """Called as ``show(done, total, what)``; a total of 0 means that it is not known."""
@@ -29,6 +22,19 @@ def _silent(_done: int, _total: int, _what: str) -> None:
 @contextmanager
 def shown() -> Iterator[Show]:
     """Show progress on stderr while the block runs, when stderr is a terminal."""
+    if not may_be_terminal(sys.stderr):
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         yield _silent

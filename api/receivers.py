@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -36,6 +38,12 @@ _CONNECTING = frozenset({"connection.connect_tcp", "connection.start_tls"})
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
+@cache
+def _trusted(_file: str | None, _directory: str | None) -> ssl.SSLContext:
+    """The certificates that are trusted; reading them takes longer than all else of an opening."""
+    return httpx.create_ssl_context(trust_env=True)
+
+
 class Caller:
     """Calls receivers. An async context manager; every call ends within its receiver's timeout.
 
@@ -59,10 +67,10 @@ class Caller:
             name: _Line(name, receiver, environment) for name, receiver in receivers.items()
         }
         # The transport without a client: a client keeps cookies, reads Location and logs every URL.
-        # ``trust_env`` is about certificates only here.
         limits = httpx.Limits(max_connections=MAX_CALLS, max_keepalive_connections=0)
         try:
-            self._transport = httpx.AsyncHTTPTransport(retries=0, limits=limits, trust_env=True)
+            trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+            self._transport = httpx.AsyncHTTPTransport(verify=trusted, retries=0, limits=limits)
         except OSError as error:
             raise SettingsInvalid(f"SSL_CERT_FILE, SSL_CERT_DIR: {error}") from None
 

@@ -18,6 +18,8 @@ from litestar import Request
 from litestar.types import Scope
 
 from api.problems import BodyLate, TooLarge, UnsupportedMedia
+from api.rounds import Many
+from api.served import TENANT, Served
 from journal import Journal
 from journal.entry import MAX_ACTION, MAX_INTEGER, check_entity, check_name
 from journal.errors import Invalid
@@ -276,6 +278,17 @@ _PAIRS = json.JSONDecoder(
 
 
 def journal_of(request: Request[Any, Any, Any]) -> Journal:
-    """The tenant that the application serves."""
-    journal: Journal = cast("Any", request.app).journal
-    return journal
+    """The tenant that the request is about."""
+    return served_of(request).journal
+
+
+def served_of(request: Request[Any, Any, Any]) -> Served:
+    """The tenant that the request is about, as this process has it open."""
+    served: Served = cast("Any", request.scope)[TENANT]
+    return served
+
+
+def many_of(request: Request[Any, Any, Any]) -> Many | None:
+    """The tenants of the service beside its own; None: this application serves one alone."""
+    many: Many | None = cast("Any", request.app).many
+    return many

@@ -18,8 +18,16 @@ from msgspec import Meta, Struct
 from api import problems
 from api.answers import Answer, reply
 from api.calls import RECEIVER, SIGNED, Call, described
-from api.dispatcher import Dispatcher
-from api.requests import MAX_WORK_ID, body_of, journal_of, path_value, query, shape, work_id
+from api.requests import (
+    MAX_WORK_ID,
+    body_of,
+    journal_of,
+    path_value,
+    query,
+    served_of,
+    shape,
+    work_id,
+)
 from api.signing import ID, SIGNATURE, TIMESTAMP, CallbackRefused, check_secret, verify_callback
 from journal.callbacks import hear
 from journal.control import Role, Token
@@ -106,8 +114,7 @@ async def take_callback(request: Request[Any, Any, Any]) -> Answer:
         _warn(request, "was taken before: nothing is done")
         return reply(CallbackSeen())
     if heard.woken:
-        dispatcher: Dispatcher = request.app.state["dispatcher"]
-        dispatcher.wake()
+        served_of(request).dispatches.wake()
     return reply(CallbackTaken(release, heard.woken), 202)
 
 

@@ -15,9 +15,9 @@ from api import problems
 from api.answers import Answer, encode, reply
 from api.auth import principal
 from api.calls import IDEMPOTENCY_KEY, Call, described
-from api.dispatcher import Dispatcher, Ran
+from api.dispatcher import Ran
 from api.problems import TooLarge
-from api.requests import body_of, idempotency_key, journal_of, shape
+from api.requests import body_of, idempotency_key, journal_of, served_of, shape
 from journal import Acceptance, Journal, Operation
 from journal.acceptance import DUPLICATE
 from journal.control import Role
@@ -177,12 +177,13 @@ async def follow_up(
     request: Request[Any, Any, Any], action: str, acceptance: Acceptance
 ) -> list[Ran]:
     """Set going what follows from a decision; what became of the commands that ran at once."""
-    dispatcher: Dispatcher = request.app.state["dispatcher"]
+    served = served_of(request)
+    dispatcher = served.dispatches
     if acceptance.releases or acceptance.commands:
         dispatcher.wake()
     if not acceptance.commands:
         return []
-    journal = journal_of(request)
+    journal = served.journal
     lifecycle = lifecycle_of(journal.settings.lifecycles, acceptance.entity)
     wanted = [
         command_id(journal.settings.tenant, acceptance.operation, place, command.name)

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from api.answers import Answer, reply
 from api.calls import SLUG, Call, described
-from api.health import Health
 from api.problems import BASE, BY_SLUG, REPEAT
-from api.requests import journal_of, path_value, query
+from api.requests import journal_of, path_value, query, served_of
 from journal.control import Role
 from journal.errors import NotFound
 from journal.status import Status
@@ -72,8 +71,7 @@ async def live() -> Answer:
 )
 async def ready(request: Request[Any, Any, Any]) -> Answer:
     """`GET /health/ready`."""
-    health: Health = request.app.state["health"]
-    await health.check()
+    await served_of(request).health.check()
     return reply(Alive("ready"))
 
 
@@ -83,7 +81,7 @@ async def ready(request: Request[Any, Any, Any]) -> Answer:
 )
 async def read_schema(request: Request[Any, Any, Any]) -> Answer:
     """`GET /schema`."""
-    return Answer(200, request.app.state["openapi"])
+    return Answer(200, request.app.state["openapi"]())
 
 
 @get(

@@ -7,11 +7,10 @@ from typing import Any
 from litestar import Request, get, post
 from msgspec import Struct
 
-from api.alerts import Alerts
 from api.answers import Answer, reply
 from api.calls import Call, described
 from api.metrics import MEDIA_TYPE, gather
-from api.requests import journal_of, query
+from api.requests import many_of, query, served_of
 from journal.control import Role
 
 
@@ -35,8 +34,9 @@ class Reached(Struct, frozen=True):
 async def metrics(request: Request[Any, Any, Any]) -> Answer:
     """`GET /metrics`."""
     query(request)
-    alerts: Alerts = request.app.state["alerts"]
-    return Answer(200, await gather(journal_of(request), alerts), MEDIA_TYPE.encode())
+    served = served_of(request)
+    found = await gather(served.journal, served.alerts, many_of(request))
+    return Answer(200, found, MEDIA_TYPE.encode())
 
 
 @post(
@@ -49,8 +49,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Answer:
 async def try_alerts(request: Request[Any, Any, Any]) -> Answer:
     """`POST alerts/test`."""
     query(request)
-    alerts: Alerts = request.app.state["alerts"]
-    return reply(Reached(await alerts.test()))
+    return reply(Reached(await served_of(request).alerts.test()))
 
 
 OF_TENANT = [try_alerts]

@@ -11,6 +11,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from api.watching import Watch
 from journal import Journal
 from journal.errors import UnrewindError
+from journal.leading import Leading
 
 LOGGER = logging.getLogger("unrewind")
 
@@ -18,11 +19,14 @@ LOGGER = logging.getLogger("unrewind")
 class Schedule:
     """Wakes handoff, detection, the sweeper and the watch over the lanes.
 
-    A job that fails is logged and comes again at its time.
+    A job that fails is logged and comes again at its time. Of several processes one does those that
+    cost much or tell somebody; each hands off, compares markers and looks at control for itself.
     """
 
-    def __init__(self, journal: Journal, watch: Watch) -> None:
+    def __init__(self, journal: Journal, watch: Watch, leading: Leading) -> None:
         settings = journal.settings
+        self._journal = journal
+        self._leading = leading
         self._running: set[asyncio.Event] = set()
         # A late job runs once, however often it was missed: nothing here depends on its time.
         self._scheduler = AsyncIOScheduler(
@@ -30,9 +34,22 @@ class Schedule:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._add("settle", journal.settle, settings.handoff_every)
-        self._add("detect", lambda: journal.detect(deep=True), settings.detect_every)
-        self._add("sweep", journal.lanes.sweep, settings.sweep_every)
-        self._add("watch", watch.look, min(settings.sweep_every, settings.sweep_overdue))
+        self._add("detect", self._detect, settings.detect_every)
+        self._add("sweep", self._led(journal.lanes.sweep), settings.sweep_every)
+        watches = min(settings.sweep_every, settings.sweep_overdue)
+        self._add("watch", self._led(watch.look), watches)
+
+    async def _detect(self) -> None:
+        await self._journal.detect(deep=await self._leading.is_ours())
+
+    def _led(self, work: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
+        """The work, unless another process is known to do it."""
+
+        async def job() -> None:
+            if await self._leading.is_ours():
+                await work()
+
+        return job
 
     def _add(self, name: str, work: Callable[[], Awaitable[object]], seconds: float) -> None:
         async def job() -> None:

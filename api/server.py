@@ -83,6 +83,7 @@ async def _serve_tenant(settings: Settings, listening: socket.socket) -> int:
     app = create_app(settings, journal)
     await journal.start()
     try:
+        await journal.join("serve", schedules=True)
         await _first_token(journal)
         await _say_when_closed(journal)
         config = uvicorn.Config(app, **uvicorn_options())

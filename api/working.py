@@ -22,7 +22,8 @@ async def working(
     dispatcher that was ``made`` before has shown that handlers and secrets are there.
     """
     dispatcher = made or Dispatcher(journal, alerts)
-    schedule = Schedule(journal, Watch(journal, alerts))
+    leading = await journal.join("serve", schedules=True)
+    schedule = Schedule(journal, Watch(journal, alerts), leading)
     await dispatcher.start(loops=journal.settings.dispatch)
     try:
         schedule.start()

@@ -24,5 +24,5 @@ def written(folder: Path, decisions: Slice) -> Material:
     return Material(data, *ours.database_files(data))
 
 
-def import_slice(data: Path, decisions: Slice) -> float:
-    return ours.import_decisions(data, list(decisions))
+def import_slice(data: Path, decisions: Slice, where: ours.Where = ours.EMBEDDED) -> float:
+    return ours.import_decisions(data, list(decisions), where)

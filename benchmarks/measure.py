@@ -15,6 +15,10 @@ class MeasureError(Exception):
     """A side did something other than what is measured, so it has no figure."""
 
 
+class Absent(Exception):
+    """What a measure needs is not installed here: it is said, and nothing has failed."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """An absolute figure that is printed beside the ratio, with every run of it."""
@@ -110,7 +114,7 @@ class Measure:
 
 def why(error: Exception) -> str:
     """The reason of a row that has no figure."""
-    if isinstance(error, MeasureError):
+    if isinstance(error, MeasureError | Absent):
         return str(error)
     return f"failed with {type(error).__name__}: {error}"
 

@@ -50,6 +50,11 @@ def own() -> int:
     return _held(os.getpid())[0]
 
 
+def held(pid: int) -> int:
+    """Bytes that a process holds for itself now."""
+    return _held(pid)[0]
+
+
 def _family(pid: int) -> list[int]:
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -10,10 +10,11 @@ import asyncio
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from litestar import Litestar
@@ -24,11 +25,13 @@ from api.app import build
 from api.auth import NEEDS
 from api.opening import deciding
 from benchmarks.measure import MeasureError
+from benchmarks.usage import Meter, Spent
 from benchmarks.workload import TYPE, Decision
 from journal import Acceptance, Journal, Operation, Settings
 from journal.acceptance import ACCEPTED
 from journal.control import Role
 from journal.entry import JSON_TYPE
+from journal.places import place_of_log
 from journal.record import Record
 from journal.settings import load
 from journal.worker import drive
@@ -40,6 +43,10 @@ from reconstruct.walking import verify_journal
 
 BATCH_ROWS = 4000
 """Rows that `unrewind import` puts into one turn."""
+
+Where = Mapping[str, str]
+"""The settings `store` and `journal`, where they are not directories."""
+EMBEDDED: Where = MappingProxyType({})
 
 CONFIG = f'[lifecycle.{TYPE}]\nkind = "free"\n'
 """The settings of every data directory here. Written beside it as `<data>.toml`."""
@@ -109,9 +116,14 @@ def same_stack(handlers: Sequence[HTTPRouteHandler], data: Path) -> tuple[Litest
 
 
 def accept_in_flight(
-    data: Path, warm_up: Sequence[Decision], decisions: Sequence[Decision], in_flight: int
-) -> float:
-    """Seconds until `accept` has answered all of `decisions`, `in_flight` unanswered at a time.
+    data: Path,
+    warm_up: Sequence[Decision],
+    decisions: Sequence[Decision],
+    in_flight: int,
+    where: Where = EMBEDDED,
+    servers: Sequence[int] = (),
+) -> Spent:
+    """What it takes until `accept` has answered all `decisions`, `in_flight` unanswered at a time.
 
     `data` holds earlier decisions on the same entities. `warm_up` is accepted first, in the same
     way and on the same open tenant, before the clock starts (the write-ahead logs reach their size
@@ -119,10 +131,11 @@ def accept_in_flight(
     """
     earlier = [_operation(decision) for decision in warm_up]
     operations = [_operation(decision) for decision in decisions]
-    return asyncio.run(_accept_all(settings_of(data), earlier, operations, in_flight))
+    settings = settings_of(data, where)
+    return asyncio.run(_accept_all(settings, earlier, operations, in_flight, servers))
 
 
-def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
+def import_decisions(data: Path, decisions: Sequence[Decision], where: Where = EMBEDDED) -> float:
     """Seconds for the batch accept behind `unrewind import`, known operations looked up.
 
     `data` may be absent, or hold earlier decisions. Afterwards the files are closed and
@@ -130,7 +143,7 @@ def import_decisions(data: Path, decisions: Sequence[Decision]) -> float:
     and S6 then measure.
     """
     operations = [_operation(decision) for decision in decisions]
-    with deciding(settings_of(data)) as record:
+    with deciding(settings_of(data, where)) as record:
         started = perf_counter()
         for start in range(0, len(operations), BATCH_ROWS):
             answers = drive(turn(record, operations[start : start + BATCH_ROWS]))
@@ -154,7 +167,7 @@ def verify(data: Path) -> float:
     """
     settings = settings_of(data)
     started = perf_counter()
-    walked = verify_journal(settings.journal_file, settings.tenant)
+    walked = verify_journal(place_of_log(settings), settings.tenant)
     seconds = perf_counter() - started
     if walked.findings:
         raise MeasureError(f"verify found {walked.findings[0].detail}")
@@ -199,9 +212,9 @@ def _values(data: Path) -> dict[str, Any]:
     return {"data": str(data), "lifecycle": {TYPE: {"kind": "free"}}}
 
 
-def settings_of(data: Path) -> Settings:
+def settings_of(data: Path, where: Where = EMBEDDED) -> Settings:
     """The settings of a data directory, as every function here uses them."""
-    return load(None, _values(data), {})
+    return load(None, {**_values(data), **where}, {})
 
 
 def _operation(decision: Decision) -> Operation:
@@ -215,18 +228,22 @@ def _require_accepted(answers: Sequence[Answer]) -> None:
 
 
 async def _accept_all(
-    settings: Settings, earlier: list[Operation], operations: list[Operation], in_flight: int
-) -> float:
+    settings: Settings,
+    earlier: list[Operation],
+    operations: list[Operation],
+    in_flight: int,
+    servers: Sequence[int],
+) -> Spent:
     async with journal.open(settings) as tenant:
 
         async def client(mine: list[Operation]) -> None:
             for operation in mine:
                 _require_accepted([await tenant.accept(operation)])
 
-        async def run(part: list[Operation]) -> float:
-            started = perf_counter()
+        async def run(part: list[Operation]) -> Spent:
+            meter = Meter(servers)
             await asyncio.gather(*(client(part[i::in_flight]) for i in range(in_flight)))
-            return perf_counter() - started
+            return meter.read()
 
         await run(earlier)
         return await run(operations)

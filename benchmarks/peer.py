@@ -116,7 +116,7 @@ def decide(path: Path, decisions: Slice, warm_up: int, *, cached: bool) -> float
 
     The first `warm_up` of them come before the clock starts.
     """
-    given = [(_id(one), *_parts(one)) for one in decisions]
+    given = [identified(one) for one in decisions]
     with application(path, cached=cached) as app:
         get, save = app.repository.get, app.save
         if cached:
@@ -146,6 +146,19 @@ def replay(path: Path, decisions: Slice) -> float:
     if events != decisions.count:
         raise RuntimeError(f"replayed {events} events of {decisions.count}")
     return took
+
+
+def opened(decisions: Slice) -> dict[str, Case]:
+    """The aggregates of these decisions, not stored yet, by entity."""
+    aggregates: dict[str, Case] = {}
+    for one in decisions:
+        _decided(aggregates, one)
+    return aggregates
+
+
+def identified(one: Decision) -> tuple[UUID, str, str, dict[str, Any]]:
+    """A decision as the aggregate's ID and what it is given."""
+    return (_id(one), *_parts(one))
 
 
 def _decided(aggregates: dict[str, Case], one: Decision) -> Case:

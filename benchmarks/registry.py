@@ -1,6 +1,15 @@
 """Every measure, in the order of section 12. A new row is one line here and one function."""
 
-from benchmarks import effects, over_http, reading, reconciling, recoveries, writing
+from benchmarks import (
+    effects,
+    engines,
+    over_http,
+    reading,
+    reconciling,
+    recoveries,
+    tenants,
+    writing,
+)
 from benchmarks.measure import Measure
 
 MEASURES = (
@@ -94,11 +103,48 @@ MEASURES = (
         effects.sweeping,
     ),
     Measure(
+        "T1",
+        "memory of a server with 1,000 tenants, 8 of them open at most",
+        "the same with 10 tenants",
+        1.3,
+        tenants.memory_of_many,
+        better="lower",
+    ),
+    Measure(
         "R4",
         "peak memory of reconciling 10,000 releases with their receiver",
         "1,000 releases",
         1.3,
         reconciling.peak_memory,
+        better="lower",
+    ),
+    Measure(
+        "E1",
+        "accept in process on two PostgreSQL servers, 64 in flight",
+        "pgbench inserting one row a transaction on one server, 64 clients",
+        0.5,
+        engines.against_inserts,
+    ),
+    Measure(
+        "E2",
+        "the same",
+        "eventsourcing on PostgreSQL, one event a transaction, with its fastest settings",
+        5,
+        engines.against_peer,
+    ),
+    Measure(
+        "E3",
+        "accept in process with its journal in JetStream, three servers, 64 in flight",
+        "bare awaited publishes of one decision's bytes each, 64 in flight",
+        0.7,
+        engines.against_publishes,
+    ),
+    Measure(
+        "E4",
+        "latency of one decision at a time in process on two PostgreSQL servers",
+        "on the embedded store and journal",
+        None,
+        engines.one_at_a_time,
         better="lower",
     ),
 )

@@ -17,6 +17,8 @@ class Row:
     measure: Measure
     result: Result | None
     reason: str | None
+    absent: bool = False
+    """Whether it was not to be had here, which is no failure."""
 
     @property
     def ratio(self) -> float | None:

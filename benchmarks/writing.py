@@ -89,4 +89,4 @@ def _opening(entities: int) -> Slice:
 
 def _accept(data: Path, decisions: Slice) -> float:
     given = list(decisions)
-    return ours.accept_in_flight(data, given[:OUR_WARM_UP], given[OUR_WARM_UP:], IN_FLIGHT)
+    return ours.accept_in_flight(data, given[:OUR_WARM_UP], given[OUR_WARM_UP:], IN_FLIGHT).seconds

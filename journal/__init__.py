@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from journal import inside
     from journal.acceptance import Acceptance, Operation
+    from journal.inside import confirmed, decide_in
     from journal.projection import Decided, Projection
     from journal.service import Journal
     from journal.service import open_journal as open  # noqa: A004 - `journal.open` is how it reads
@@ -28,6 +30,8 @@ _PLACES = {
     "Projection": ("projection", "Projection"),
     "Settings": ("settings", "Settings"),
     "Statement": ("sql", "Statement"),
+    "confirmed": ("inside", "confirmed"),
+    "decide_in": ("inside", "decide_in"),
     "load_settings": ("settings", "load"),
     "open": ("service", "open_journal"),
 }
@@ -40,12 +44,17 @@ __all__ = [
     "Projection",
     "Settings",
     "Statement",
+    "confirmed",
+    "decide_in",
+    "inside",
     "load_settings",
     "open",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "inside":
+        return import_module("journal.inside")
     if name not in _PLACES:
         raise AttributeError(f"module 'journal' has no attribute {name!r}")
     module, wanted = _PLACES[name]

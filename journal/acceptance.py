@@ -44,6 +44,7 @@ from journal.lifecycle import (
     Lifecycle,
     Owner,
     check_content,
+    is_baseline,
     lifecycle_of,
     step,
     step_of_release,
@@ -201,6 +202,10 @@ def check_operation(
             "`POST releases/{id}/outcome`",
             field="action",
         )
+    if is_baseline(operation.action):
+        raise Invalid(
+            f"{operation.action}: a baseline is taken by `unrewind adopt` alone", field="action"
+        )
     check_name("body type", operation.body_type, MAX_ACTION)
     for field in ("version", "actor", "principal"):
         check_string(field, getattr(operation, field))
@@ -284,7 +289,7 @@ def judge(operations: Sequence[Operation], view: View, context: Context) -> Judg
             if isinstance(earlier, UnrewindError):
                 raise earlier
             if earlier is not None:
-                _check_durable(earlier.envelope, view.incomplete)
+                check_durable(earlier.envelope, view.incomplete)
                 answers.append(repeat(operation, earlier))
                 continue
             if entity in view.incomplete:
@@ -321,7 +326,7 @@ def _is_new(row: Work, rows: Mapping[str, Work]) -> bool:
     return row.status == Status.READY and (before is None or before.status != Status.READY)
 
 
-def _check_durable(envelope: Envelope, incomplete: Mapping[str, int]) -> None:
+def check_durable(envelope: Envelope, incomplete: Mapping[str, int]) -> None:
     """A decision beyond its entity's boundary is acknowledged to nobody, a repeat included (P5)."""
     through = incomplete.get(envelope.entity)
     if through is not None and envelope.revision > through:
@@ -392,7 +397,8 @@ def _decide(
         )
         data = after(before, operation.body, operation.body_type)
         action = lifecycle.actions.get(operation.action)
-        if head is not None and operation.body and head.version == operation.version is not None:
+        given = operation.body and not is_baseline(operation.action)
+        if head is not None and given and head.version == operation.version is not None:
             names = {name: lane.digest for name, lane in rules.lanes.items()}
             before_and_after = (head.data.encode(), data)
             check_content(lifecycle, head.state, operation.action, names, before_and_after)

@@ -2,14 +2,15 @@
 
 Two that differ would count one rate budget twice, sweep what the other still holds, or take a
 receiver for another one. Whoever runs for long holds the agreement, a shared lock, for its life;
-the declaration stands beside it. It ends with its last holder, however that one ends.
+the declaration stands beside it. It ends with its last holder, however that one ends. Processes of
+several machines, which share no file, are compared by ``journal.leading``.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -110,7 +111,7 @@ def _alone(handle: int) -> bool:
 
 def _compare(settings: Settings) -> None:
     found = _read(settings)
-    ours = _declaration(settings)
+    ours = declaration(settings)
     if found is None:
         raise Refused(
             f"what a running process declares cannot be read from {_path(settings)}: stop every "
@@ -118,24 +119,32 @@ def _compare(settings: Settings) -> None:
         )
     if found.fingerprint == ours.fingerprint:
         return
-    names = sorted(found.parts.keys() | ours.parts.keys())
-    differing = [name for name in names if found.parts.get(name) != ours.parts.get(name)]
-    raise SettingsInvalid(
+    raise contradiction(settings, found.fingerprint, found.parts, found.process)
+
+
+def contradiction(
+    settings: Settings, running: str, parts: Mapping[str, str], process: int | str
+) -> SettingsInvalid:
+    """What is said where a live process declares other lanes: which, and what to do."""
+    ours = declaration(settings)
+    names = sorted(parts.keys() | ours.parts.keys())
+    differing = [name for name in names if parts.get(name) != ours.parts.get(name)]
+    return SettingsInvalid(
         f"a running process declares other lanes or receivers for tenant {settings.tenant}; they "
         f"differ in: {', '.join(differing) or 'their format'}. Use its configuration file, or stop "
-        f"every server and dispatcher and start them with this one (running {found.fingerprint}, "
+        f"every server and dispatcher and start them with this one (running {running}, "
         f"here {ours.fingerprint})",
         differing=differing,
-        running=found.fingerprint,
+        running=running,
         here=ours.fingerprint,
-        process=found.process,
+        process=process,
     )
 
 
 def _declare(settings: Settings) -> None:
     path = _path(settings)
     aside = path.with_name(f"{path.name}.new")
-    aside.write_bytes(msgspec.json.encode(_declaration(settings)))
+    aside.write_bytes(msgspec.json.encode(declaration(settings)))
     aside.replace(path)
 
 
@@ -154,7 +163,8 @@ def _fingerprint(settings: Settings) -> str:
     return fingerprint(settings.lanes, settings.receiver)
 
 
-def _declaration(settings: Settings) -> Declared:
+def declaration(settings: Settings) -> Declared:
+    """What this process declares under these settings."""
     parts = {f"lane {name}": _hash(lane) for name, lane in settings.lanes.items()}
     parts |= {f"receiver {name}": _hash(one) for name, one in settings.receiver.items()}
     return Declared(_fingerprint(settings), parts, os.getpid())

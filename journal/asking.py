@@ -7,6 +7,7 @@ to ask.
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,13 @@ from journal.outcomes import Change, Decide, Put, Reported, Told, after_answer
 from journal.record import Record
 from journal.release import Report
 from journal.reports import Reception, apply, lane_of, read_row, terms, write_ready
+from journal.settings import Settings, scheme_of
 from journal.standing import LOGGER
 from journal.store import work as works
 from journal.work import ASKABLE, Status, Work, note, seconds_since
 from journal.writepath import make_ready
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Question(Struct, frozen=True):
@@ -82,7 +86,7 @@ async def take_answer(
             told, change = Told.UNKNOWN, forgotten(row, said)
         else:
             wait = max(receiver.poll, said.retry_after or 0.0)
-            if told is Told.NOT_FOUND and row.worker is not None and _is_over(row.worker, idle):
+            if told is Told.NOT_FOUND and row.worker is not None and _is_over(record, row, idle):
                 row = _ended(row, now)
             asked = now if question is None else question.asked
             over = row.worker is None
@@ -91,9 +95,10 @@ async def take_answer(
         return await apply(record, ready, row, change, None, identity)
 
 
-def _is_over(worker: str, idle: str | None) -> bool:
+def _is_over(record: Record, row: Work, idle: str | None) -> bool:
     """Whether an attempt is proven to have ended on our side: nobody can make its call any more."""
-    return worker == idle or is_dead(worker)
+    worker = row.worker or ""
+    return worker == idle or is_dead(worker) or is_of_earlier_boot(worker, record.settings)
 
 
 def _ended(row: Work, now: str) -> Work:
@@ -125,13 +130,13 @@ def forgotten(row: Work, said: Reported) -> Change:
 
 def worker_name(kind: str) -> str:
     """A name for this process as a worker, from which ``is_dead`` tells whether it still lives."""
-    return f"{kind}:{_place()}:{os.getpid()}"
+    return f"{kind}:{place()}:{os.getpid()}"
 
 
 def is_dead(worker: str) -> bool:
     """Whether the process that made an attempt is proven dead. A remote one never is."""
     parts = worker.rsplit(":", 2)
-    if len(parts) != 3 or parts[1] != _place() or not parts[2].isdigit():  # noqa: PLR2004 - kind:place:pid
+    if len(parts) != 3 or parts[1] != place() or not parts[2].isdigit():  # noqa: PLR2004 - kind:place:pid
         return False
     try:
         os.kill(int(parts[2]), 0)
@@ -142,13 +147,36 @@ def is_dead(worker: str) -> bool:
     return False
 
 
-def _place() -> str:
-    """Where a process number means something: this host, and here its namespace of processes.
+def is_of_earlier_boot(worker: str, settings: Settings) -> bool:
+    """Whether a process ran before this machine's system was started.
 
-    Containers that share a host's name see different processes under one number.
+    Known only where the store is a file: nothing but this system has that open, so what another one
+    ran is over. On a server's store it may run elsewhere.
     """
-    host = os.uname().nodename
+    if scheme_of(settings.store) is not None or settings.allow_network_filesystem:
+        return False
+    parts = worker.rsplit(":", 2)
+    where = parts[1].split("/") if len(parts) == 3 else []  # noqa: PLR2004 - kind:place:pid
+    return len(where) == 3 and where[1] not in {"", _boot()}  # noqa: PLR2004 - host/boot/namespace
+
+
+def place() -> str:
+    """Where a process number means something: this host, its present run, its namespace.
+
+    Machines may share a name, and containers that share one see different processes under one
+    number.
+    """
+    host = os.uname().nodename.replace("/", "-")
     try:
-        return f"{host}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        return f"{host}/{_boot()}/{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return host
+
+
+@cache
+def _boot() -> str:
+    """The present run of this machine's system; empty where it does not say."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()[:13]
+    except (OSError, UnicodeDecodeError):
+        return ""

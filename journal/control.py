@@ -25,13 +25,20 @@ TOKEN = "control/token-"  # noqa: S105 - a prefix of entity names
 LANE = "control/lane-"
 HOLD = "control/hold-"
 ABANDONED = "control/abandoned-"
+HEAL = "heal"
 REBASE = "rebase"
 RECONCILED = "reconciled"
 RELEASED = "released"
+MOVE = "move"
+ARRIVE = "arrive"
 
 
 class ControlUnreadable(UnrewindError):
     """The journal's control entries are missing, damaged or have a gap: the tenant is closed."""
+
+
+class TenantMoved(ControlUnreadable):
+    """The tenant moved: this is where it was, kept and closed for good."""
 
 
 class Stage(StrEnum):
@@ -211,7 +218,8 @@ class Control(Struct, frozen=True):
     ``replaced`` the digest of the witness that it put an end to, ``highest`` the highest sequence
     that anybody knew of then, ``renewed`` the generation that it put in force, ``reconciled`` the
     generation whose releases were reconciled last, ``doubted`` the last loss that was accepted: it
-    is never over, releases are answered for one by one.
+    is never over, releases are answered for one by one. ``moved`` says where the tenant went (None:
+    it is here), ``arrived`` the generation that it came here in (0: it was always here).
     """
 
     tenant: str
@@ -237,12 +245,14 @@ class Control(Struct, frozen=True):
     needs: int = FIRST
     reconciled: int | None = None
     doubted: Doubt | None = None
+    moved: str | None = None
+    arrived: int = 0
 
     @property
     def begun(self) -> int | None:
         """The generation of a recovery that has begun and not yet started its history."""
         generation = self.authority.generation
-        started = self.histories[-1].generation
+        started = max(self.histories[-1].generation, self.arrived)
         return generation if generation > started else None
 
 
@@ -253,8 +263,12 @@ def tip_of(authority: Authority, last: Place | None) -> Place:
     return Place(last.history, authority.generation, last.sequence, last.digest)
 
 
-def fold(entries: Sequence[Entry], tenant: str) -> Control:
-    """Read the control order into its state. Raises ControlUnreadable or NewerFormat."""
+def fold(entries: Sequence[Entry], tenant: str, *, moved: bool = False) -> Control:
+    """Read the control order into its state.
+
+    Raises ControlUnreadable or NewerFormat, and TenantMoved where the tenant went to another place:
+    nothing is read or written here any more. With ``moved`` that is no error: it is being moved.
+    """
     if not entries:
         raise ControlUnreadable("the journal has no control entries")
     control: Control | None = None
@@ -272,6 +286,12 @@ def fold(entries: Sequence[Entry], tenant: str) -> Control:
         check_needs(control.needs)
     if control is None:
         raise ControlUnreadable
+    if control.moved is not None and not moved:
+        raise TenantMoved(
+            f"the tenant moved to {control.moved} at {control.since}; what is here is kept, and "
+            "closed: open it there",
+            moved=True,
+        )
     return control
 
 
@@ -410,7 +430,14 @@ def _apply_tenant(control: Control, envelope: Envelope, facts: dict[str, Any]) -
         ),
         highest=int(facts.get("highest", 0)) if envelope.action == REBASE else control.highest,
         renewed=envelope.generation if envelope.action == REBASE else control.renewed,
-        reconciled=(envelope.generation if envelope.action == RECONCILED else control.reconciled),
+        reconciled=(
+            envelope.generation
+            if envelope.action == RECONCILED
+            or (envelope.action == ARRIVE and facts.get("reconciled"))
+            else control.reconciled
+        ),
+        moved=str(facts["to"]) if envelope.action == MOVE else None,
+        arrived=envelope.generation if envelope.action == ARRIVE else control.arrived,
         doubted=_doubt_of(envelope, facts) or control.doubted,
         last=envelope.action,
         reason=str(facts.get("reason", "")),

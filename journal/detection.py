@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from journal.acceptance import EntityHead, Place
-from journal.control import Control, tip_of
+from journal.control import HEAL, Control, tip_of
 from journal.data import hash_of
 from journal.errors import Invalid
 from journal.log import JournalHead, Log, Look, Row
@@ -88,7 +88,7 @@ def compare(control: Control, seen: Seen, instance: str) -> Finding:
             f"this is {control.journal[:12]} of {control.tenant}: bring the right journal back, or "
             "move the witness's file away if that is the wrong one",
         )
-    lost = beyond_witness(control, seen)
+    lost = _half_healed(control) or beyond_witness(control, seen)
     if marker is None or (marker.instance, marker.tenant) != (instance, control.tenant):
         fault = _unfit_store(marker)
         # Nothing may be appended to a journal that falls short, whatever became of the store.
@@ -215,6 +215,13 @@ def beyond_witness(control: Control, seen: Seen) -> str | None:
     if seen.at_witness != witness.digest:
         return f"{saw}; the journal holds another entry there: it was rolled back and went on"
     return None
+
+
+def _half_healed(control: Control) -> str | None:
+    """Where a journal is healed in its place: until that has ended, nothing else is appended."""
+    if control.last != HEAL:
+        return None
+    return f"its healing, begun at {control.since}, has not ended: `unrewind recover apply` does it"
 
 
 def _base_at(control: Control, sequence: int) -> Place | None:

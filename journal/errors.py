@@ -105,6 +105,17 @@ class WriterStopped(JournalUnavailable):
     """An I/O error on a commit stopped this process's writer. Restart it; keep the operation ID."""
 
 
+# A decision in the application's own transaction.
+
+
+class NotCommitted(NotFound):
+    """No transaction with this decision was committed. Run it again, with the same operation ID."""
+
+
+class OutcomeUnknown(JournalUnavailable):
+    """Nobody can tell yet whether the transaction was committed. Ask again, with the same ID."""
+
+
 # Engines: what a port reports.
 
 

@@ -33,6 +33,26 @@ def remove_database(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
+def move_aside(database: Path, now: str) -> Path | None:
+    """Move a database and what belongs to it into a directory beside it; None: nothing there."""
+    names = [database, *(database.with_name(database.name + suffix) for suffix in SIDE_FILES)]
+    found = [path for path in names if path.exists()]
+    if not found:
+        return None
+    aside = database.parent / f"replaced-{database.stem}-{compact(now)}"
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
+    sync_directory(aside)
+    sync_directory(database.parent)
+    return aside
+
+
+def compact(now: str) -> str:
+    """A time as part of a file's name."""
+    return now.replace(":", "").replace("-", "").replace(".", "")
+
+
 def has_content(path: Path) -> bool:
     """Whether a file is there that holds something."""
     return size_of(path) > 0

@@ -13,7 +13,7 @@ from journal.acceptance import beginning
 from journal.clock import Clock
 from journal.control import Control
 from journal.entry import GENESIS
-from journal.errors import ConstraintFailed, Refused
+from journal.errors import ConstraintFailed, Refused, Unreachable
 from journal.log import CONTROL, Append, Look, Moved
 from journal.places import LogPlace, StorePlace
 from journal.settings import Settings
@@ -48,6 +48,17 @@ def check_may_found(settings: Settings, witness: WitnessFile, *, create: bool) -
         )
 
 
+def is_missing(*places: LogPlace | StorePlace) -> bool:
+    """Whether there is neither store nor journal, not even one that nobody can read."""
+    try:
+        for place in places:
+            if place.exists() if place.file is None else place.file.exists():
+                return False
+    except Unreachable:
+        return False
+    return True
+
+
 async def found_journal(place: LogPlace, settings: Settings, clock: Clock) -> None:
     """A new journal that holds its founding."""
     entry = decrees.founding(
@@ -67,8 +78,13 @@ async def found_journal(place: LogPlace, settings: Settings, clock: Clock) -> No
 
 def found_store(place: StorePlace, control: Control) -> None:
     """A new, empty store that stands at the beginning of the tenant's first history."""
-    first = control.histories[0]
-    start = beginning(first.history, first.generation, first.first, GENESIS)
-    marker = Marker(tables.FORMAT, control.tenant, control.instance, start, journalled=0)
+    marker = first_marker(control)
     with contextlib.suppress(ConstraintFailed), place.created() as store:
         store.database.batch([tables.found(marker)])
+
+
+def first_marker(control: Control) -> Marker:
+    """Where a store of this journal begins."""
+    first = control.histories[0]
+    start = beginning(first.history, first.generation, first.first, GENESIS)
+    return Marker(tables.FORMAT, control.tenant, control.instance, start, journalled=0)

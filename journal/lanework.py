@@ -49,15 +49,25 @@ class _Runs(Protocol):
 class LaneWork:
     """Made by ``Journal``. ``write`` and ``read`` run a coroutine over its two records."""
 
-    def __init__(self, writer: Writer, write: _Runs, read: _Runs) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        write: _Runs,
+        read: _Runs,
+        differs: Callable[[], Coroutine[Any, Any, str | None]],
+    ) -> None:
         self._writer = writer
         self._write = write
         self._read = read
+        self._differs = differs
 
     # Workers.
 
     async def claim(self, asked: Asked) -> Claimed:
         """Claim work of a lane; the permits MUST NOT be there before the journal is (P3)."""
+        differs = await self._differs()
+        if differs is not None:
+            return Claimed([], differs)
         return await self._write(permits.claim, asked)
 
     async def beat(self, beating: Beating) -> list[tuple[str, int]]:

@@ -148,6 +148,17 @@ DOCUMENT = Lifecycle(
 RELEASE_ACTIONS = "release."
 """Actions of this prefix say what became of a release. unrewind alone decides them."""
 
+BASELINE = "baseline."
+REBASELINE = "rebaseline."
+"""Actions of these prefixes put an entity into the state that they name; an adoption alone decides
+them. The first is an entity's first decision or none; the second follows others, where a
+comparison has shown that the application's row went another way."""
+
+
+def is_baseline(action: str) -> bool:
+    """Whether a decision says how the application's row stood, not what was done."""
+    return action.startswith((BASELINE, REBASELINE))
+
 
 def check_lifecycle(name: str, lifecycle: Lifecycle) -> None:
     """Refuse a declaration that contradicts itself. Raises SettingsInvalid."""
@@ -198,6 +209,10 @@ def _check_actions(name: str, lifecycle: Lifecycle) -> None:
                 f"[lifecycle.{name}.actions.{label}]: instead names {', '.join(astray)}, from "
                 "which the action does not start"
             )
+        if is_baseline(label):
+            raise SettingsInvalid(
+                f"[lifecycle.{name}.actions.{label}]: a baseline is unrewind's own action"
+            )
         if label.startswith(RELEASE_ACTIONS) and (action.releases or action.commands):
             raise SettingsInvalid(
                 f"[lifecycle.{name}.actions.{label}]: what became of a release permits nothing"
@@ -236,6 +251,8 @@ def step(
     named. Raises TransitionRefused naming what would be allowed, or that another version stands;
     Invalid when the action needs the version of the content that it decides on.
     """
+    if is_baseline(action):
+        return _state_taken(lifecycle, state, action)
     if lifecycle.kind is Kind.FREE:
         return action
     current = lifecycle.initial if state is None else state
@@ -266,6 +283,24 @@ def step(
             decided=decided,
         )
     return rule.target(current)
+
+
+def _state_taken(lifecycle: Lifecycle, state: str | None, action: str) -> str:
+    """The state that a baseline names. Raises TransitionRefused."""
+    prefix, _, taken = action.partition(".")
+    if (state is None) != action.startswith(BASELINE):
+        why = "has no decision yet" if state is None else f"is decided about: it is {state}"
+        raise TransitionRefused(
+            f"{prefix} is not allowed here: the entity {why}", state=state, action=action
+        )
+    if not taken or not lifecycle.knows(taken):
+        raise TransitionRefused(
+            f"no action of the lifecycle leads to the state {taken or 'without a name'}: name "
+            "another in the query, or declare the action that leads there",
+            state=state,
+            action=action,
+        )
+    return taken
 
 
 def check_content(

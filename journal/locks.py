@@ -205,6 +205,21 @@ class StopFile:
             with suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
+    def carry(self, sequence: int) -> None:
+        """Note that control says the same since its entry ``sequence``: that ends this stop too.
+
+        Without the note a stop ends where it stands, by hand. Nothing is made where none stands.
+        """
+        aside = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}")
+        with suppress(OSError), self._alone():
+            facts = self.facts()
+            if facts.get("carried") == sequence or not self.path.exists():
+                return
+            words = msgspec.json.encode({**facts, "carried": sequence})
+            self._write(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), words)
+            aside.replace(self.path)
+            sync_directory(self.path.parent)
+
     def standing(self) -> Standing | None:
         """The stop as it stands now; None: there is none. Raises JournalUnavailable."""
         try:

@@ -24,6 +24,7 @@ from journal.store.sqlite import SqliteStore
 
 POSTGRES = frozenset({"postgresql", "postgres"})
 NATS = "nats"
+SAME = "same-server"
 
 
 class StorePlace(Protocol):
@@ -292,6 +293,28 @@ def _driver(extra: str) -> Iterator[None]:
             f"a {extra} server is named and its driver is not installed: "
             f"pip install 'unrewind[{extra}]' ({error})"
         ) from None
+
+
+def stand_together(store: SqlStore | None, log: SqlLog | None) -> bool:
+    """Whether both stand on one server, or on a server and its standby."""
+    if store is None or log is None:
+        return False
+    if {store.facts().get("engine"), log.facts().get("engine")} != {"postgresql"}:
+        return False
+    from journal.postgres.checks import same_server  # noqa: PLC0415 - see above
+
+    return same_server(store.database, log.database)
+
+
+def check_apart(store: SqlStore | None, log: SqlLog | None, accept: Sequence[str]) -> None:
+    """Refuse store and journal on one server: they are rewound together. Raises SettingsInvalid."""
+    if SAME not in accept and stand_together(store, log):
+        label = "" if store is None else store.database.label
+        raise SettingsInvalid(
+            f"store and journal are on one server ({label}), or on a server and "
+            "its standby: a rewind takes both back. Put the journal on another one, or accept it "
+            f'by name: accept = ["{SAME}"]'
+        )
 
 
 def masked(url: str) -> str:

@@ -8,6 +8,7 @@ and the decision commit, rewind and return together.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,10 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from journal.acceptance import Decision
-from journal.errors import ConstraintFailed, SettingsInvalid
+from journal.errors import ConstraintFailed, SettingsInvalid, TransitionRefused
 from journal.lifecycle import Lifecycle
 from journal.sql import Projected, Statement
 
+LOGGER = logging.getLogger("unrewind")
 _WRITES = ("INSERT", "UPDATE", "DELETE", "REPLACE", "WITH")
 
 
@@ -106,6 +108,20 @@ def _written(found: object) -> Projected:
     if not found.sql.lstrip().upper().startswith(_WRITES):
         raise ValueError(f"a batch takes {', '.join(_WRITES)} alone, not: {found.sql}")
     return Projected(found.sql, found.parameters)
+
+
+def refusal_of(entity: str, error: ConstraintFailed) -> TransitionRefused:
+    """What the caller is told; a fault of the projection itself is logged too."""
+    if error.members.get("projection"):
+        LOGGER.error("%s: a projection failed: %s", entity, error, exc_info=error)
+        return TransitionRefused(
+            f"{entity}: the application's projection failed: {error}", entity=entity
+        )
+    return TransitionRefused(
+        f"{entity}: the application's own constraint refused it: {error}",
+        entity=entity,
+        constraint=str(error),
+    )
 
 
 def load_projections(lifecycles: Mapping[str, Lifecycle]) -> dict[str, Projection]:

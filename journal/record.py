@@ -30,12 +30,12 @@ from journal.errors import (
 )
 from journal.files import SeenFile, someone_has
 from journal.filesystem import check_filesystem
-from journal.founding import check_may_found, found_journal, found_store
+from journal.founding import check_may_found, found_journal, found_store, is_missing
 from journal.lifecycle import Lifecycle
 from journal.locks import Presence, StopFile
 from journal.log import Look
 from journal.log.engine import SqlLog
-from journal.places import LogPlace, StorePlace, lock_of, place_of_log, place_of_store
+from journal.places import LogPlace, StorePlace, check_apart, lock_of, place_of_log, place_of_store
 from journal.projection import Projection, load_projections
 from journal.release import Rules
 from journal.settings import Settings
@@ -47,6 +47,7 @@ from journal.witness import Step, WitnessFile
 
 LOGGER = logging.getLogger("unrewind")
 _LEFT_OPEN: list[object] = []
+_LOOKS = 20
 _NOT_OURS = frozenset({Verdict.JOURNAL_REWOUND, Verdict.CLOSED})
 
 
@@ -108,7 +109,7 @@ class Record:
             return
         self._presence = Presence(settings.beside("presence"))
         with self.lock.held():
-            if self._is_missing():
+            if is_missing(self.log_place, self.store_place):
                 check_may_found(settings, self.witness, create=create)
                 self.witness.forget()
                 await found_journal(self.log_place, settings, self.clock)
@@ -116,16 +117,6 @@ class Record:
             await self._finish_founding()
             if not self._founded.exists() and not self.away:
                 self._founded.write_text(self.clock.now(), encoding="ascii")
-
-    def _is_missing(self) -> bool:
-        """Whether there is neither store nor journal, not even one that nobody can read."""
-        try:
-            for place in (self.log_place, self.store_place):
-                if place.exists() if place.file is None else place.file.exists():
-                    return False
-        except Unreachable:
-            return False
-        return True
 
     async def open_files(self, *, companion: bool = False) -> None:
         """Open what is there, letting go of what was open before.
@@ -147,6 +138,7 @@ class Record:
         with self._noting(self.store_place):
             if self.store_place.exists():
                 self.store = self.store_place.open(read_only=True)
+        check_apart(self.store, self.log, self.settings.accept)
         self.control = None
         if self._trusted and not self.read_only and await self._agrees():
             await self.open_for_writing()
@@ -364,7 +356,9 @@ class Record:
         if control is None or control.sequence != look.control:
             control = await self.read_control()
         if control.authority != look.authority:
-            raise ControlUnreadable("what the journal has in force is not what its entries say")
+            now = await self.look()  # another process may have changed it between the two
+            if now == look or control.authority != now.authority:
+                raise ControlUnreadable("what the journal has in force is not what its entries say")
         return control
 
     async def marker(self) -> Marker | None:
@@ -381,9 +375,17 @@ class Record:
         """Look at the journal's head, then the store, then the journal for what the store names.
 
         The witness is looked at when ``witness`` says so, and until it agrees once after an
-        opening. Control that cannot be read is the verdict `closed`. Raises JournalUnavailable when
-        the journal is there and cannot be read.
+        opening. Control that cannot be read is the verdict `closed`. Where another process moved
+        the journal on meanwhile, it is looked at once more before a verdict closes anything. Raises
+        JournalUnavailable when the journal is there and cannot be read, or keeps moving.
         """
+        for _ in range(_LOOKS):
+            finding, seen = await self._examine(witness=witness)
+            if finding.verdict.sound or self.log is None or await self.look() == seen.look:
+                return finding, seen
+        raise JournalUnavailable("the journal moves on faster than it can be compared")
+
+    async def _examine(self, *, witness: bool) -> tuple[Finding, Seen]:
         if self.log is None:
             if self.log_place.label in self.away:
                 self.journal()
@@ -403,7 +405,7 @@ class Record:
         try:
             control = await self.current_control(look)
         except ControlUnreadable as error:
-            return Finding(Verdict.CLOSED, error.detail), seen
+            return Finding(Verdict.CLOSED, error.detail, error.members), seen
         if marker is not None and self._copied > control.sequence:
             seen = msgspec.structs.replace(seen, copied=self._copied)
         if not (witness or self._unwitnessed):

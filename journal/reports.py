@@ -16,6 +16,7 @@ from journal.control import Authority, Running, Stage
 from journal.errors import (
     DiskFailed,
     EngineError,
+    FenceFailed,
     JournalUnavailable,
     LeaseLost,
     NotFound,
@@ -126,6 +127,8 @@ async def write_ready(record: Record, ready: Ready, statements: Sequence[Stateme
     fence = tables.fence(ready.marker, ready.marker.place, ready.tip.sequence)
     try:
         await ready.store.batch([fence, *statements])
+    except FenceFailed:
+        raise  # another process was quicker
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:

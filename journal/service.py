@@ -19,6 +19,7 @@ from journal.acceptance import Acceptance, Operation, check_operation
 from journal.control import Control, Role, Stage, Token
 from journal.detection import Finding, Verdict
 from journal.errors import (
+    FenceFailed,
     FileChanged,
     Invalid,
     JournalUnavailable,
@@ -27,6 +28,7 @@ from journal.errors import (
 from journal.gate import Ruling
 from journal.intake import append_sealed
 from journal.lanework import LaneWork
+from journal.leading import Leading, leading_of
 from journal.record import Record
 from journal.sealed import SealedAnswer
 from journal.settings import Settings
@@ -42,6 +44,7 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger("unrewind")
 MAX_ITEMS = 1000
+_WRITE_TRIES = 5
 _PENDING_TRIES = 200
 _PENDING_PAUSE = 0.01
 
@@ -59,7 +62,8 @@ class Journal:
         self._control: Control | None = None
         self._stopping = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
-        self.lanes = LaneWork(self._writer, self.write, self.read)
+        self._leading: Leading | None = None
+        self.lanes = LaneWork(self._writer, self.write, self.read, self._differs)
 
     # Decisions.
 
@@ -200,8 +204,16 @@ class Journal:
         return finding if found.verdict.sound else await self.write(_close_for, found)
 
     async def write(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a coroutine over the writing record, between batches."""
-        return await self._write_thread.run(function, self._writing, *args)
+        """Run a coroutine over the writing record, between batches.
+
+        Again where another process wrote between its reads and its commit: nothing was committed.
+        """
+        for _ in range(_WRITE_TRIES):
+            try:
+                return await self._write_thread.run(function, self._writing, *args)
+            except FenceFailed as error:
+                LOGGER.warning("another process was quicker: %s", error)
+        raise JournalUnavailable("other processes are quicker again and again: repeat it")
 
     async def read(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a coroutine over the reading record; waits for decisions under way."""
@@ -212,6 +224,22 @@ class Journal:
                 await self._writer.turned()
                 await asyncio.sleep(_PENDING_PAUSE)
         raise JournalUnavailable("the entity's newest decision is still not in the journal")
+
+    # Among other processes.
+
+    async def join(self, kind: str, *, schedules: bool) -> Leading:
+        """Count among the processes that do the tenant's work, until ``stop``; once.
+
+        Raises SettingsInvalid where a live one declares other lanes.
+        """
+        if self._leading is None:
+            made = leading_of(self.settings, self.write, self.read, kind, schedules=schedules)
+            await made.join()
+            self._leading = made
+        return self._leading
+
+    async def _differs(self) -> str | None:
+        return None if self._leading is None else await self._leading.differs()
 
     async def start(self) -> Finding:
         """Open the files, compare them, hand off what a crash left."""
@@ -265,6 +293,8 @@ class Journal:
     async def stop(self) -> None:
         """Answer what waits, compare once more, and let go of the files."""
         self._stopping.set()
+        if self._leading is not None:
+            await self._leading.leave()
         if self._following is not None:
             await asyncio.wait([self._following])
         await self._writer.drain()

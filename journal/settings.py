@@ -19,6 +19,7 @@ from journal.entry import check_tenant
 from journal.errors import Invalid, Refused, SettingsInvalid
 from journal.lanes import DELIVERY, Lane, Receiver, check_lanes
 from journal.lifecycle import DOCUMENT, Lifecycle, check_lifecycle
+from journal.registry import placed
 
 CONFIG_NAME = "unrewind.toml"
 PREFIX = "UNREWIND_"
@@ -86,10 +87,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     resolve_within: float = 86_400.0
     dispatch: bool = True
     dispatch_every: float = 1.0
+    alive_for: float = 30.0
     sweep_every: float = 30.0
     sweep_overdue: float = 300.0
     max_outstanding: float = 1_000_000.0
     keep: float = 2_592_000.0
+    tenants_open: int = 64
+    tenants_every: float = 30.0
     lifecycle: dict[str, Lifecycle] = {}
     lane: dict[str, Lane] = {}
     receiver: dict[str, Receiver] = {}
@@ -172,7 +176,8 @@ def load(
         text = environment.get(PREFIX + field.upper())
         if text is not None and field not in _TABLES:
             values[field] = _words(text) if field == "accept" else text
-    values.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    values = placed(values, given)
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -225,7 +230,7 @@ def _check(settings: Settings) -> None:
         raise SettingsInvalid(f"tenant, instance: {error.detail}") from None
     if not 0 <= settings.port <= 65535:  # noqa: PLR2004 - the range of TCP ports
         raise SettingsInvalid("port must be from 0 to 65535")
-    for field in ("max_waiting", "max_batch", "max_body", "max_request"):
+    for field in ("max_waiting", "max_batch", "max_body", "max_request", "tenants_open"):
         if getattr(settings, field) < 1:
             raise SettingsInvalid(f"{field} must be at least 1")
     for field in (
@@ -235,10 +240,12 @@ def _check(settings: Settings) -> None:
         "witness_every",
         "resolve_within",
         "dispatch_every",
+        "alive_for",
         "sweep_every",
         "sweep_overdue",
         "max_outstanding",
         "keep",
+        "tenants_every",
     ):
         if not getattr(settings, field) > 0:
             raise SettingsInvalid(f"{field} must be above 0")

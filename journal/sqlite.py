@@ -147,7 +147,7 @@ class Database:
         self.tolerant = False
 
     def _connect(self, file: Path, mode: str, schema: str | None, *, created: bool) -> None:
-        with _translated(self.path):
+        with translated(self.path):
             self.connection = sqlite3.connect(
                 _uri(file, mode),
                 uri=True,
@@ -209,7 +209,7 @@ class Database:
 
     def read(self, statements: Batch) -> list[Result]:
         """Run queries in one transaction; one result each."""
-        with _translated(self.path):
+        with translated(self.path):
             if len(statements) == 1 or self.connection.in_transaction:
                 return [self.run(statement) for statement in statements]
             self.connection.execute("BEGIN")
@@ -220,7 +220,7 @@ class Database:
 
     def stream(self, statement: Statement) -> Iterator[tuple[Any, ...]]:
         """Rows of one query as they are read; memory does not grow with their number."""
-        with _translated(self.path):
+        with translated(self.path):
             yield from self.connection.execute(statement.sql, statement.parameters)
 
     @contextmanager
@@ -232,7 +232,7 @@ class Database:
         if self._failed is not None:
             raise DiskFailed(f"not written to since this: {self._failed}")
         try:
-            with _translated(self.path):
+            with translated(self.path):
                 self.connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield
@@ -309,7 +309,7 @@ class Database:
 
     def copy_to(self, target: Path) -> None:
         """A consistent, synced copy of the file as of one moment."""
-        with _translated(self.path):
+        with translated(self.path):
             copy = sqlite3.connect(target, isolation_level=None)
             try:
                 self.connection.backup(copy)
@@ -320,7 +320,7 @@ class Database:
 
     def close(self) -> None:
         """Close the file; a writer's close may checkpoint, so hold the tenant's lock."""
-        with _translated(self.path):
+        with translated(self.path):
             self.connection.close()
         if self._copy is not None:
             self._copy.cleanup()
@@ -337,7 +337,8 @@ def sync_file(path: Path) -> None:
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
+    """Errors of SQLite as the project's own."""
     try:
         yield
     except sqlite3.Error as error:

@@ -33,6 +33,7 @@ from journal.errors import (
     JournalUnavailable,
     Refused,
     Unreachable,
+    UnrewindError,
     WriterStopped,
 )
 from journal.files import HEALING, remove_database
@@ -64,13 +65,20 @@ async def examine(record: Record, *, witness: bool = False) -> tuple[Finding, Se
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
         except Damaged as error:
-            if error.members.get("file") != record.store_place.label:
+            if not _is_of_store(record, error):
                 raise JournalUnavailable(f"the journal is damaged: {error}") from error
             seen = Seen(await record.look(), None)
             return Finding(Verdict.REPLACED, f"the store is damaged: {error}"), seen
         except EngineError as error:
             raise JournalUnavailable(f"store or journal cannot be read: {error}") from error
     raise JournalUnavailable("store or journal is being replaced again and again")
+
+
+def _is_of_store(record: Record, error: Damaged) -> bool:
+    """Whether it is the store that is damaged: a file by its path, a schema by its label."""
+    store = record.store
+    known = {record.store_place.label, None if store is None else store.database.label}
+    return error.members.get("file") in known
 
 
 async def compare_heads(record: Record, finding: Finding) -> Finding:
@@ -138,25 +146,64 @@ async def close_tenant(record: Record, finding: Finding) -> None:
     """Stop the tenant for a verdict: the stop file first, then control where it can be written.
 
     Nothing is appended to a journal that was rewound, is another's, or whose control is unreadable.
-    Where the disk refuses both, every turn finds the same again: nothing is decided either way.
+    Where the disk refuses both, every turn finds the same again: nothing is decided either way. A
+    place that the tenant moved away from is closed already.
     """
     LOGGER.error("closed: %s: %s", finding.verdict, finding.detail)
+    if finding.facts.get("moved"):
+        return  # the stop file is the tenant's, wherever it is now: it would stop it there
+    known = record.control
+    facts = {} if known is None else {"generation": known.authority.generation}
     try:
-        record.stop.put_up(finding.detail, record.clock.now(), verdict=str(finding.verdict))
+        verdict = str(finding.verdict)
+        record.stop.put_up(finding.detail, record.clock.now(), verdict=verdict, **facts)
     except OSError as error:
         LOGGER.critical("the stop file cannot be written: %s", error)
     if finding.verdict in {Verdict.JOURNAL_REWOUND, Verdict.CLOSED}:
         return
+
+    def is_outdated(control: Control) -> bool:
+        now, then = control.authority, control.authority if known is None else known.authority
+        return (now.generation, now.history) != (then.generation, then.history)
+
     try:
-        await change_control(
+        control = await change_control(
             record,
             "close",
             lambda control: _at_stage(control, Stage.CLOSED),
             {"reason": finding.detail, "verdict": str(finding.verdict)},
-            unless=lambda control: control.authority.stage is Stage.CLOSED,
+            unless=lambda control: control.authority.stage is Stage.CLOSED or is_outdated(control),
         )
     except (EngineError, JournalUnavailable, ControlUnreadable) as error:
         LOGGER.warning("closed by the stop file alone, the journal refused: %s", error)
+    else:
+        # Found before a recovery that another process made meanwhile, it ends with that.
+        outdated = known is not None and is_outdated(control)
+        record.stop.carry(known.sequence if known and outdated else control.sequence)
+
+
+async def lift(record: Record) -> None:
+    """Take the stop down that control has ended since, wherever that was done.
+
+    A stop file stands on one machine, and the tenant may be reopened on another. What control never
+    said, an operator's stop beside a journal that could not be reached, ends by hand alone.
+    """
+    try:
+        seen = record.stop.standing()
+        facts = record.stop.facts()
+        carried, generation = facts.get("carried"), facts.get("generation")
+        if seen is None or (carried is None and generation is None):
+            return
+        control = await record.current_control(await record.look())
+        if control.begun is not None or not control.authority.stage.reads:
+            return
+        over = isinstance(generation, int) and control.renewed > generation
+        if isinstance(carried, int):
+            over = control.sequence > carried
+        if over and record.stop.take_down(seen):
+            LOGGER.warning("the stop is over, control says %s", control.authority.stage)
+    except (UnrewindError, OSError) as error:
+        LOGGER.debug("the stop stays: %s", error)
 
 
 def _at_stage(control: Control, stage: Stage) -> Authority:

@@ -12,8 +12,10 @@ from journal.detection import Verdict
 from journal.errors import EngineError, FileChanged, JournalUnavailable
 from journal.filesystem import same_device
 from journal.lanes import Contract, terms_of
+from journal.leading import Alive, processes
 from journal.lifecycle import Owner
 from journal.log.engine import SqlLog
+from journal.places import SAME, stand_together
 from journal.record import Record
 from journal.store import tables
 from journal.store.engine import SqlStore
@@ -59,6 +61,7 @@ class Status(Struct, frozen=True):
     store: dict[str, Any]
     journal: dict[str, Any]
     failure_scope: list[str]
+    processes: list[Alive]
 
 
 async def status(record: Record) -> Status:
@@ -105,6 +108,7 @@ async def status(record: Record) -> Status:
         store=_engine(record.store, record.store_place.label),
         journal=_engine(record.log, record.log_place.label),
         failure_scope=failure_scope(record, witness),
+        processes=await processes(record),
     )
 
 
@@ -133,6 +137,7 @@ def _unreadable(record: Record, why: str, stopped: dict[str, Any] | None) -> Sta
         store=_engine(record.store, record.store_place.label),
         journal=_engine(record.log, record.log_place.label),
         failure_scope=failure_scope(record, witness),
+        processes=[],
     )
 
 
@@ -192,8 +197,13 @@ def failure_scope(record: Record, witness: Witnessed | None) -> list[str]:
 
 
 def _of_servers(record: Record) -> list[str]:
-    """What the servers, as they are set up, promise less than ours, and who accepted it."""
-    return [
+    """What the servers, as they are set up, promise less than ours, by the word that accepts it."""
+    lines = []
+    if stand_together(record.store, record.log):
+        lines.append(
+            f"accepted as {SAME}: store and journal are on one server, and a rewind takes both back"
+        )
+    return lines + [
         f"accepted as {word}: {why}"
         for engine in (record.store, record.log)
         if engine is not None

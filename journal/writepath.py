@@ -8,7 +8,7 @@ Everything here runs under the tenant's turn lock, in one thread, against one ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 from msgspec import Struct
@@ -26,9 +26,10 @@ from journal.acceptance import (
     judge,
 )
 from journal.admission import MEASURED_OVER, Door, Load
+from journal.concerning import by_entity, work_wanted
 from journal.control import Control, tip_of
 from journal.detection import Finding, Seen, Verdict
-from journal.entry import Entry, admit
+from journal.entry import Entry
 from journal.errors import (
     ConstraintFailed,
     Damaged,
@@ -40,18 +41,18 @@ from journal.errors import (
     Invalid,
     JournalUnavailable,
     Recovering,
-    TransitionRefused,
     UnrewindError,
     WriterStopped,
 )
+from journal.handoff import catch_up, hand_off, journal_entries
 from journal.holding import limits_of
-from journal.lifecycle import Owner
-from journal.log import DECISIONS, Append, Look, Row
-from journal.projection import statements_of
+from journal.lifecycle import Owner, is_baseline
+from journal.log import Look, Moved, Row
+from journal.projection import refusal_of, statements_of
 from journal.record import Record
-from journal.release import is_report, report_of
+from journal.release import report_of
 from journal.sql import Result, Rows, Statement
-from journal.standing import LOGGER, close_tenant, compare_heads, examine, poison
+from journal.standing import LOGGER, close_tenant, compare_heads, examine, lift, poison
 from journal.store import tables
 from journal.store import work as works
 from journal.store.engine import SqlStore
@@ -60,7 +61,6 @@ from journal.work import FINISHED, Status, Work
 
 Answer = Acceptance | UnrewindError
 
-_HANDOFF = 500
 _ATTEMPTS = 3
 
 
@@ -86,14 +86,15 @@ async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
     Raises Recovering, JournalUnavailable or WriterStopped when nothing could be decided; a caller
     that gets one of these repeats the operation ID later and learns its fate.
     """
-    with record.lock.held():
-        for _ in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
+        with record.lock.held():
             try:
                 return await decide(record, await make_ready(record), operations)
             except FileChanged as error:
                 LOGGER.warning("%s; opening it anew", error)
                 await record.open_files()
             except FenceFailed as error:
+                # Whoever stood still may have lost the lock meanwhile: the next try takes it anew.
                 LOGGER.warning("the store moved under a batch: %s", error)
     raise JournalUnavailable("the store is being replaced or moved again and again")
 
@@ -105,14 +106,48 @@ async def make_ready(record: Record) -> Ready:
     Raises Recovering, after closing the tenant where the verdict asks for it, JournalUnavailable or
     WriterStopped.
     """
+    if record.stop.stands() and not record.recovering:
+        await lift(record)
+    check_door(record)
+    seen = await make_clean(record)
+    if record.guarded:
+        await record.open_for_writing()
+        if await record.marker() != seen.marker:
+            raise FenceFailed("the store moved while it was opened for writing")
+    if record.store is not None and record.control is not None:
+        _require(record, record.store, record.control.needs)
+    control = check_stage(record)
+    if record.store is None or seen.marker is None:
+        raise Recovering("store or control went away")
+    tip = tip_of(control.authority, seen.look.last)
+    ready = Ready(seen.look, control, record.store, seen.marker, tip)
+    if record.doubtful:
+        await _doubt_steps(record, ready)
+    return ready
+
+
+def check_door(record: Record) -> None:
+    """Raises Recovering while the tenant is stopped, WriterStopped once the writer is."""
     if not record.recovering:
         record.stop.check()
     if record.poisoned is not None:
         raise WriterStopped(record.poisoned)
+
+
+async def make_clean(record: Record) -> Seen:
+    """Compare store and journal, and hand off what waits; nothing is written to a sound store.
+
+    Under the turn lock. Raises Recovering, after closing the tenant where the verdict asks for it,
+    or JournalUnavailable.
+    """
     finding, seen = await examine(record)
+    for _ in range(_ATTEMPTS):
+        if finding.verdict is Verdict.CRASHED:
+            with suppress(Moved):  # then another process is at it
+                await hand_off(record, seen)
+            finding, seen = await examine(record)
     if finding.verdict is Verdict.CRASHED:
-        await hand_off(record, seen)
-        finding, seen = await examine(record)
+        raise JournalUnavailable("decisions wait for their handoff, and the journal keeps moving")
     if finding.verdict is Verdict.CLEAN and record.touched():
         record.doubtful = True
         finding = await compare_heads(record, finding)
@@ -120,24 +155,22 @@ async def make_ready(record: Record) -> Ready:
     if finding.verdict is not Verdict.CLEAN:
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
-    await record.open_for_writing()
-    if record.store is not None and record.control is not None:
-        _require(record, record.store, record.control.needs)
-    if record.control is None or record.store is None or seen.marker is None:
+    return seen
+
+
+def check_stage(record: Record) -> Control:
+    """Control, where it lets the record decide. Raises Recovering."""
+    control = record.control
+    if control is None:
         raise Recovering("store or control went away")
-    authority = record.control.authority
-    if record.recovering and record.control.begun is not None:
+    if record.recovering and control.begun is not None:
         raise Recovering("a recovery has begun anew: run `unrewind recover apply` first")
-    if not (authority.stage.decides or record.recovering):
+    if not (control.authority.stage.decides or record.recovering):
         raise Recovering(
-            f"the tenant's stage is {authority.stage}: {record.control.reason}",
-            stage=str(authority.stage),
+            f"the tenant's stage is {control.authority.stage}: {control.reason}",
+            stage=str(control.authority.stage),
         )
-    tip = tip_of(authority, seen.look.last)
-    ready = Ready(seen.look, record.control, record.store, seen.marker, tip)
-    if record.doubtful:
-        await _doubt_steps(record, ready)
-    return ready
+    return control
 
 
 def _require(record: Record, store: SqlStore, needs: int) -> None:
@@ -183,7 +216,34 @@ async def decide(
     """
     if not operations and claim is None:
         return []
+    judged = await judge_now(record, ready, operations)
+    if judged.decisions or claim is not None:
+        try:
+            await _commit(record, ready, judged, claim)
+        except ConstraintFailed as error:
+            return await _in_halves(record, operations, judged, error)
+    if judged.decisions:
+        entries = [decision.entry for decision in judged.decisions]
+        try:
+            await journal_entries(record, entries, ready.look)
+        except Moved:
+            await catch_up(record, entries)
+    return list(judged.answers)
+
+
+async def judge_now(
+    record: Record,
+    ready: Ready,
+    operations: Sequence[Operation],
+    waiting: Mapping[str, Entry] | None = None,
+) -> Judged:
+    """Judge operations against what store and journal hold.
+
+    ``waiting`` has, by operation ID, decisions that the store holds and the journal does not yet.
+    """
     view = await _view(record, ready, operations)
+    if waiting:
+        view = msgspec.structs.replace(view, known={**view.known, **waiting})
     limits = limits_of(ready.control)
     context = Context(
         record.rules,
@@ -192,15 +252,7 @@ async def decide(
         limits.check_action,
         limits.check_commitment,
     )
-    judged = judge(operations, view, context)
-    if judged.decisions or claim is not None:
-        try:
-            await _commit(record, ready, judged, claim)
-        except ConstraintFailed as error:
-            return await _in_halves(record, operations, judged, error)
-    if judged.decisions:
-        await journal_entries(record, [decision.entry for decision in judged.decisions], ready.look)
-    return list(judged.answers)
+    return judge(operations, view, context)
 
 
 class Claim(Struct, frozen=True):
@@ -250,9 +302,10 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
         flawed = await log.flawed() if ready.look.flawed else {}
     statement = tables.read_heads({operation.entity for operation in operations})
     try:
-        found, *others = await ready.store.read([statement, *_work_wanted(record, operations)])
+        wanted = work_wanted(record.lifecycles, operations)
+        found, *others = await ready.store.read([statement, *wanted])
         heads = tables.heads_of(found)
-        work = _by_entity(operations, others) if others else {}
+        work = by_entity(operations, others) if others else {}
         if ready.store.database.tolerant:
             raise Damaged("it holds text that is not UTF-8")  # noqa: TRY301 - handled as any other
     except Damaged as error:
@@ -265,47 +318,6 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
         raise JournalUnavailable(f"the store cannot be read: {error}") from error
     known = {row.operation: _known(row, ready.control.abandoned) for row in rows}
     return View(ready.tip, heads, known, flawed, work)
-
-
-def _work_wanted(record: Record, operations: Sequence[Operation]) -> list[Statement]:
-    """The reads for what work a batch may change; none where no operation has to do with any."""
-    concerned: list[Operation] = []
-    named: list[str] = []
-    for operation in operations:
-        lifecycle = record.lifecycles.get(operation.entity.partition("/")[0])
-        if is_report(operation.action, operation.body_type):
-            concerned.append(operation)
-            named.append(report_of(operation.body).release)
-        elif lifecycle is not None and lifecycle.works:
-            concerned.append(operation)
-            action = lifecycle.actions.get(operation.action)
-            if action is not None and action.corrects:
-                named += _named_in(operation.body)
-    if not concerned:
-        return []
-    versions = [(each.entity, each.version) for each in concerned if each.version is not None]
-    wanted = [works.read_of_entities([each.entity for each in concerned], versions)]
-    return [*wanted, works.read_work(named)] if named else wanted
-
-
-def _named_in(body: bytes) -> list[str]:
-    try:
-        found = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
-        return []
-    corrects = found.get("corrects") if isinstance(found, dict) else None
-    return [corrects] if isinstance(corrects, str) else []
-
-
-def _by_entity(
-    operations: Sequence[Operation], results: Sequence[Result]
-) -> dict[str, Mapping[str, Work]]:
-    grouped: dict[str, dict[str, Work]] = {operation.entity: {} for operation in operations}
-    for result in results:
-        for row in works.rows_of(result):
-            if row.entity in grouped:
-                grouped[row.entity][row.id] = row
-    return dict(grouped)
 
 
 def _known(row: Row, cuts: Cuts) -> Entry | UnrewindError:
@@ -322,16 +334,7 @@ def _known(row: Row, cuts: Cuts) -> Entry | UnrewindError:
 
 
 async def _commit(record: Record, ready: Ready, judged: Judged, claim: Claim | None) -> None:
-    statements: list[Statement | Rows] = [
-        tables.fence(ready.marker, judged.tip, ready.tip.sequence)
-    ]
-    if judged.decisions:
-        statements += tables.write_decisions(judged.decisions)
-    if judged.work:
-        statements.append(works.write_work(_as_they_run(judged, claim)))
-    statements += project(record, judged.decisions)
-    if claim is not None:
-        statements += claim.statements
+    statements = batch_of(record, ready.marker, judged, ready.tip.sequence, claim)
     try:
         await ready.store.batch(statements)
     except (ConstraintFailed, FenceFailed, FileChanged):
@@ -341,6 +344,33 @@ async def _commit(record: Record, ready: Ready, judged: Judged, claim: Claim | N
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be written: {error}") from error
     record.saw()
+
+
+def batch_of(
+    record: Record,
+    marker: Marker,
+    judged: Judged,
+    journalled: int,
+    claim: Claim | None = None,
+    *,
+    projected: bool = True,
+) -> list[Statement | Rows]:
+    """What commits a batch: the fence from ``marker``, the decisions, and what goes with them.
+
+    A baseline takes the application's rows as they stand, so no projection writes them.
+    Raises ConstraintFailed when a projection fails.
+    """
+    statements: list[Statement | Rows] = [tables.fence(marker, judged.tip, journalled)]
+    if judged.decisions:
+        statements += tables.write_decisions(judged.decisions)
+    if judged.work:
+        statements.append(works.write_work(_as_they_run(judged, claim)))
+    if projected:
+        acted = [one for one in judged.decisions if not is_baseline(one.entry.envelope.action)]
+        statements += project(record, acted)
+    if claim is not None:
+        statements += claim.statements
+    return statements
 
 
 def _as_they_run(judged: Judged, claim: Claim | None) -> list[Work]:
@@ -372,7 +402,7 @@ async def _in_halves(
     """Give each half a batch of its own, so that in the end only the one at fault is refused."""
     if len(operations) <= 1:
         if judged.decisions and judged.decisions[0].owner is Owner.EMBEDDED:
-            return [_refusal(operations[0].entity, error)]
+            return [refusal_of(operations[0].entity, error)]
         finding = Finding(Verdict.REPLACED, f"the store contradicts itself: {error}")
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}")
@@ -384,74 +414,6 @@ async def _in_halves(
         except UnrewindError as fault:
             answers.extend(type(fault)(fault.detail, **fault.members) for _ in half)
     return answers
-
-
-def _refusal(entity: str, error: ConstraintFailed) -> TransitionRefused:
-    """What the caller is told; a fault of the projection itself is logged too."""
-    if error.members.get("projection"):
-        LOGGER.error("%s: a projection failed: %s", entity, error, exc_info=error)
-        return TransitionRefused(
-            f"{entity}: the application's projection failed: {error}", entity=entity
-        )
-    return TransitionRefused(
-        f"{entity}: the application's own constraint refused it: {error}",
-        entity=entity,
-        constraint=str(error),
-    )
-
-
-async def journal_entries(record: Record, entries: Sequence[Entry], look: Look) -> None:
-    """Append decisions that the store has committed. Until this returns they are obligations.
-
-    Raises JournalUnavailable (they stay pending), WriterStopped, or Recovering when another
-    decision already stands at one of their places.
-    """
-    append = Append(entries=[(DECISIONS, entry) for entry in entries])
-    try:
-        await record.journal().append(append, look)
-    except ConstraintFailed as error:
-        finding = Finding(Verdict.FORKED, f"the journal holds another decision there: {error}")
-        await close_tenant(record, finding)
-        raise Recovering(f"the tenant is closed: {finding.detail}", verdict="forked") from error
-    except DiskFailed as error:
-        raise poison(record, f"the journal's commit failed: {error}") from error
-    except EngineError as error:
-        raise JournalUnavailable(
-            f"the decision is committed but not yet in the journal: {error}"
-        ) from error
-
-
-async def hand_off(record: Record, seen: Seen) -> None:
-    """Append the decisions that a crash left in the store alone; identical bytes, in order."""
-    if record.store is None or record.control is None or seen.marker is None:
-        return
-    tip = tip_of(record.control.authority, seen.look.last)
-    look = seen.look
-    after = tip.sequence
-    while after < seen.marker.place.sequence:
-        limit = min(_HANDOFF, seen.marker.place.sequence - after)
-        rows = (await record.store.read([tables.read_decisions(after, limit)]))[0]
-        stored = tables.decisions_of(rows)
-        sequences = [decision.sequence for decision in stored]
-        if not stored or sequences != [*range(after + 1, after + 1 + len(stored))]:
-            raise await _unfit(record, f"the store lacks its own decision after sequence {after}")
-        try:
-            entries = [admit(decision.text, decision.body) for decision in stored]
-        except Invalid as error:
-            raise await _unfit(record, f"a decision that waits is damaged: {error}") from error
-        if [entry.digest for entry in entries] != [decision.digest for decision in stored]:
-            raise await _unfit(record, "a decision that waits does not hash to its digest")
-        await journal_entries(record, entries, look)
-        look = await record.look()
-        after = stored[-1].sequence
-    LOGGER.info("handed off the decisions through sequence %d", after)
-
-
-async def _unfit(record: Record, detail: str) -> Recovering:
-    """Close the tenant: what waits was never acknowledged and cannot be handed off."""
-    finding = Finding(Verdict.REPLACED, detail)
-    await close_tenant(record, finding)
-    return Recovering(f"the tenant is closed: {detail}", verdict=str(finding.verdict))
 
 
 async def settle(record: Record) -> None:

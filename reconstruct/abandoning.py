@@ -27,6 +27,7 @@ from journal.errors import (
     Refused,
     WriterStopped,
 )
+from journal.handoff import hand_off
 from journal.history import Head
 from journal.lifecycle import Owner, lifecycle_of
 from journal.log import CONTROL, FIRST_FLAW, Append, EntityChain, FlawRow, Look, Moved, Row
@@ -35,7 +36,6 @@ from journal.standing import examine, poison
 from journal.store import tables
 from journal.store import work as works
 from journal.work import Work
-from journal.writepath import hand_off
 from reconstruct.applying import commit, the_marker, the_store
 from reconstruct.cut_releases import dropped_by, settled
 from reconstruct.cutting import DECISION, Behind, Candidate, follow, look_behind, missing_in

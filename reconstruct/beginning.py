@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from journal.clock import SystemClock
-from journal.detection import Finding, Seen, Verdict
-from journal.errors import JournalUnavailable, Recovering, Refused
-from journal.locks import StopFile, TurnLock
+from journal.control import ControlUnreadable
+from journal.detection import Finding, Seen, Verdict, compare
+from journal.errors import (
+    EngineError,
+    FileChanged,
+    JournalUnavailable,
+    Recovering,
+    Refused,
+    Unreachable,
+)
+from journal.handoff import hand_off
+from journal.locks import StopFile
+from journal.places import lock_of
 from journal.record import Record
 from journal.settings import Settings
 from journal.standing import LOGGER, change_control, examine
-from journal.writepath import hand_off
 from reconstruct.evidence import (
     NOTHING,
     Evidence,
@@ -25,6 +36,7 @@ from reconstruct.fencing import at_stage, has_only_started, open_anew, raise_in_
 from reconstruct.inflight import InFlight, under_way
 
 NOT_FENCED = "stopped, not fenced: do not restore"
+UNREACHABLE = "unreachable"
 
 
 class Stopped(Struct, frozen=True):
@@ -35,6 +47,9 @@ class Stopped(Struct, frozen=True):
 
 class Begun(Struct, frozen=True):
     """A recovery has begun: nothing older than ``generation`` can decide any more.
+
+    ``verdict`` is `unreachable` where the store's server does not answer: then only the journal
+    is fenced, which is enough, and the bundle is without the store.
 
     ``in_flight`` are the attempts that were under way: whatever becomes of them is kept as an
     observation, so that the store may be restored meanwhile. ``evidence`` is where the bundle is,
@@ -61,7 +76,7 @@ def stop(settings: Settings, reason: str, given: Given = NOTHING) -> Stopped:
     """
     clock = SystemClock()
     StopFile(settings.beside("stop")).put_up(reason, clock.now())
-    lock = TurnLock(settings.beside("lock"), settings.lock_timeout)
+    lock = lock_of(settings)
     try:
         return Stopped(capture(settings, lock, clock.now(), reason, given))
     finally:
@@ -83,33 +98,35 @@ async def begin(
     with record.lock.held():
         kept = kept or kept_of_this(record.settings) or _capture(record, reason)
         await open_anew(record)
-        finding, seen = await _examine(record, kept)
-        if finding.verdict is Verdict.CRASHED:
+        found = await _examine(record, kept)
+        marker = found.seen.marker
+        if found.verdict == Verdict.CRASHED:
             try:
-                await hand_off(record, seen)
+                await hand_off(record, found.seen)
             except Recovering as error:
                 LOGGER.warning("what waits cannot be handed off and will be undone: %s", error)
         control = await record.read_control()
         resumed = control.begun is not None or has_only_started(control, await record.look())
-        known = 0 if seen.marker is None else seen.marker.place.generation
+        known = 0 if marker is None else marker.place.generation
         generation = max(control.authority.generation, known) + (0 if resumed else 1)
         if not resumed:
             control = await change_control(
                 record,
                 "begin",
                 lambda now: at_stage(now, generation),
-                {"reason": reason, "verdict": str(finding.verdict), "evidence": named(kept)},
+                {"reason": reason, "verdict": found.verdict, "evidence": named(kept)},
                 principal=principal,
             )
         else:
             await name_in_control(record, kept, principal)
+        record.stop.carry((await record.current_control(await record.look())).sequence)
         await raise_in_store(record, generation)
         calls = await under_way(record, record.clock.now())
     return Begun(
         generation=generation,
         history=control.authority.history,
-        verdict=str(finding.verdict),
-        detail=finding.detail,
+        verdict=found.verdict,
+        detail=found.detail,
         resumed=resumed,
         safe_to_restore=True,
         in_flight=calls,
@@ -122,14 +139,27 @@ def _capture(record: Record, reason: str) -> Evidence:
     return capture(record.settings, record.lock, record.clock.now(), reason)
 
 
-async def _examine(record: Record, kept: Evidence) -> tuple[Finding, Seen]:
+class _Found(NamedTuple):
+    """How store and journal stand; a store whose server does not answer has no verdict."""
+
+    verdict: str
+    detail: str
+    seen: Seen
+
+
+async def _examine(record: Record, kept: Evidence) -> _Found:
     """How store and journal stand. Raises Refused where nothing can be fenced."""
     try:
-        finding, seen = await examine(record)
-        if record.store is None:
-            # A rollback journal beside it is rolled back by whoever may write; its bytes are kept.
-            await record.open_for_writing()
+        away = await _away(record)
+        if away is not None:
+            finding, seen = await _without_store(record)
+        else:
             finding, seen = await examine(record)
+            if record.store is None:
+                # A rollback journal beside it is rolled back by whoever may write; its bytes are
+                # kept.
+                await record.open_for_writing()
+                finding, seen = await examine(record)
     except JournalUnavailable as error:
         raise Refused(f"{NOT_FENCED}. {error.detail}", evidence=kept.directory) from error
     if finding.verdict is Verdict.JOURNAL_REWOUND:
@@ -140,4 +170,37 @@ async def _examine(record: Record, kept: Evidence) -> tuple[Finding, Seen]:
         )
     if finding.verdict is Verdict.CLOSED:
         raise Refused(f"{NOT_FENCED}. {finding.detail}", evidence=kept.directory)
-    return finding, seen
+    if away is not None:
+        return _Found(UNREACHABLE, f"the store cannot be reached: {away}", seen)
+    return _Found(str(finding.verdict), finding.detail, seen)
+
+
+async def _away(record: Record) -> Unreachable | None:
+    """Why the store's server does not answer, while it is being restored perhaps."""
+    if record.store_place.file is not None:
+        return None
+    try:
+        await record.marker()
+    except FileChanged:
+        return None
+    except Unreachable as error:
+        return error
+    return None
+
+
+async def _without_store(record: Record) -> tuple[Finding, Seen]:
+    """Whether control can be raised in the journal, whatever becomes of the store."""
+    log = record.journal()
+    look = await record.look()
+    seen = Seen(look, None)
+    try:
+        control = await record.current_control(look)
+        witness = record.witness.read()
+        if witness is not None:
+            row = await log.at(witness.position) if witness.position else None
+            seen = Seen(look, None, witness=witness, at_witness=None if row is None else row.digest)
+    except ControlUnreadable as error:
+        return Finding(Verdict.CLOSED, error.detail), seen
+    except EngineError as error:
+        raise JournalUnavailable(f"the journal cannot be read: {error}") from error
+    return compare(control, seen, record.settings.instance), seen

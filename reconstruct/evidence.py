@@ -1,7 +1,8 @@
-"""Evidence: the store's files as they were found, with what was known then, in a bundle.
+"""Evidence: the store as it was found, with what was known then, in a bundle.
 
     <evidence>/<tenant>-<time>/
-      store/           the database and what belongs to it, byte for byte
+      store/           the database and what belongs to it, byte for byte; of a store on a server
+                       its rows as of one moment
       *.json           control, the journal's place, the marker, work, gaps, settings, versions
       notes.txt, attached/, configuration/
       evidence.json    the manifest: each of these with its size and SHA-256
@@ -25,16 +26,20 @@ from typing import IO, BinaryIO
 import msgspec
 from msgspec import Struct
 
+from journal.driving import drive
 from journal.errors import Refused, UnrewindError
+from journal.files import compact
 from journal.locks import TurnLock
+from journal.places import StorePlace, place_of_store
 from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Stamp
-from journal.sqlite import SIDE_FILES, size_of, stamp_of, sync_directory
+from journal.sqlite import SIDE_FILES, sync_directory
 from journal.standing import LOGGER, change_control
-from journal.worker import drive
+from journal.store.tables import Marker
 from reconstruct.copying import Copied, copy_apart
 from reconstruct.exhibits import EXHIBITS, Exhibit
+from reconstruct.served import rows_of, standing_of
 
 _CHUNK = 1 << 20
 MANIFEST = "evidence.json"
@@ -44,6 +49,7 @@ STORE = "store"
 _ROOM = 16 * 1024 * 1024
 """Bytes that must be free beyond those of the files to copy."""
 _READ_ONLY = 0o444
+_PASSWORD = re.compile(rb"://[^/\s\"'@]*:[^/\s\"'@]+@|\bpassword=")
 
 
 class Piece(Struct, frozen=True):
@@ -57,7 +63,8 @@ class Piece(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """What a bundle holds. ``missing`` names what could not be read, and why.
 
-    ``stamps`` are those of the store's database and its write-ahead log when they were copied.
+    ``stamps`` are those of the store's database and its write-ahead log when they were copied. Of
+    a server they change when it is started anew, not with each write: ``marker`` tells more.
     """
 
     schema: str
@@ -68,6 +75,7 @@ class Manifest(Struct, frozen=True):
     pieces: list[Piece]
     missing: dict[str, str]
     stamps: list[Stamp | None]
+    marker: Marker | None = None
 
 
 class Evidence(Struct, frozen=True):
@@ -132,7 +140,7 @@ def capture(
     home = settings.evidence_home
     try:
         _require_room(settings, given)
-        target = _free_name(home, f"{settings.tenant}-{_compact(now)}")
+        target = _free_name(home, f"{settings.tenant}-{compact(now)}")
         partial = target.with_name(target.name + PARTIAL)
         with lock.held():
             partial.mkdir(parents=True)
@@ -153,7 +161,8 @@ def _require_room(settings: Settings, given: Given) -> None:
     home = settings.evidence_home
     home.mkdir(parents=True, exist_ok=True)
     needed = _ROOM
-    for path in (*files_of(settings.store_file), *given.attached):
+    file = place_of_store(settings).file
+    for path in (*(() if file is None else files_of(file)), *given.attached):
         with contextlib.suppress(OSError):
             needed += path.stat().st_size
     free = shutil.disk_usage(home).free
@@ -163,10 +172,6 @@ def _require_room(settings: Settings, given: Given) -> None:
             f"{free:,} free; make room there or name another place with `evidence` in the "
             "settings, then begin again"
         )
-
-
-def _compact(now: str) -> str:
-    return now.replace(":", "").replace("-", "").replace(".", "")
 
 
 def _free_name(home: Path, name: str) -> Path:
@@ -184,14 +189,20 @@ def _fill(
     """Write everything into the new directory, the manifest last, and give it its name."""
     pieces: list[Piece] = []
     missing: dict[str, str] = {}
-    stamps = _stamps(settings)
-    _copy(files_of(settings.store_file), partial, STORE, pieces, missing)
+    place = place_of_store(settings)
+    standing = standing_of(place)
+    if place.file is None:
+        _keep_rows(place, partial / STORE, pieces, missing)
+    else:
+        _copy(files_of(place.file), partial, STORE, pieces, missing)
     if not pieces and not missing:
         missing[STORE] = "there is no store"
     _exhibit(settings, partial, pieces, missing)
     _copy([settings.witness_file], partial, "witness", pieces, missing)
     if given.configuration is None:
         missing["configuration"] = "no file is known: settings.json has what was in force"
+    elif _holds_password(given.configuration):
+        missing["configuration"] = "it holds a password: settings.json has what was in force"
     else:
         _copy([given.configuration], partial, "configuration", pieces, missing)
     _attach(given, partial, pieces, missing)
@@ -203,7 +214,8 @@ def _fill(
         reason=reason,
         pieces=pieces,
         missing=missing,
-        stamps=stamps,
+        stamps=standing.stamps,
+        marker=standing.marker,
     )
     content = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     with _new_file(partial / MANIFEST) as out:
@@ -212,16 +224,6 @@ def _fill(
     partial.rename(target)
     sync_directory(target.parent)
     return Evidence(_told_as(settings, target), now, pieces, missing, sha256(content).hexdigest())
-
-
-def _stamps(settings: Settings) -> list[Stamp | None]:
-    file = settings.store_file
-    return [_unless_empty(path) for path in (file, file.with_name(f"{file.name}-wal"))]
-
-
-def _unless_empty(path: Path) -> Stamp | None:
-    """Readers leave an empty write-ahead log behind, which is none."""
-    return stamp_of(path) if size_of(path) else None
 
 
 def _told_as(settings: Settings, target: Path) -> str:
@@ -245,6 +247,28 @@ def _copy(
         sync_directory(folder)
     else:
         folder.rmdir()
+
+
+def _keep_rows(
+    place: StorePlace, folder: Path, pieces: list[Piece], missing: dict[str, str]
+) -> None:
+    """The rows of a store on a server, as of one moment; why not, where they cannot be read."""
+    why = rows_of(place, folder)
+    if why is not None:
+        missing[STORE] = why
+        return
+    for path in sorted(folder.iterdir()):
+        path.chmod(_READ_ONLY)
+        pieces.append(_piece(folder.parent, f"{STORE}/{path.name}"))
+    sync_directory(folder)
+
+
+def _holds_password(path: Path) -> bool:
+    """Whether a file names a server with its password: it is not to be read by everybody."""
+    try:
+        return _PASSWORD.search(path.read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def _take(name: str, copied: Copied, pieces: list[Piece], missing: dict[str, str]) -> None:
@@ -341,7 +365,7 @@ def bundles(settings: Settings) -> list[Path]:
 
 
 def kept_of_this(settings: Settings) -> Evidence | None:
-    """The newest bundle, if the store's files are still the ones that it holds."""
+    """The newest bundle, if the store is still the one that it holds."""
     whole = [path for path in bundles(settings) if not path.name.endswith(PARTIAL)]
     if not whole:
         return None
@@ -350,7 +374,8 @@ def kept_of_this(settings: Settings) -> Evidence | None:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (OSError, msgspec.MsgspecError):
         return None
-    if manifest.stamps != _stamps(settings) or manifest.tenant != settings.tenant:
+    standing = standing_of(place_of_store(settings))
+    if (manifest.stamps, manifest.marker) != standing or manifest.tenant != settings.tenant:
         return None
     return Evidence(
         _told_as(settings, whole[-1]),

@@ -20,7 +20,10 @@ import msgspec
 from journal.errors import Unreachable
 from journal.lanes import Effect
 from journal.log import FIRST_FLAW
+from journal.log.engine import SqlLog
+from journal.places import LogPlace, StorePlace, masked
 from journal.record import Record
+from journal.settings import scheme_of
 from journal.sqlite import SIDE_FILES, stamp_of
 from journal.store import tables
 from journal.store import work as works
@@ -61,7 +64,7 @@ def _text(raw: bytes) -> str | dict[str, str]:
 
 
 async def journal(record: Record, out: BinaryIO) -> None:
-    """Where the journal stood: its position, its head, what was in force, its files' sizes."""
+    """Where the journal stood: its position, its head, what was in force, its engine or files."""
     log = record.journal()
     look = await log.look()
     _put(
@@ -73,7 +76,8 @@ async def journal(record: Record, out: BinaryIO) -> None:
             "head": look.last,
             "observations": await log.last_in("observations"),
             "flawed": look.flawed,
-            "files": _stamps(record.settings.journal_file),
+            "place": _place(record.log_place, log),
+            "files": _stamps(record.log_place.file),
         },
     )
 
@@ -88,13 +92,22 @@ async def marker(record: Record, out: BinaryIO) -> None:
             "verdict": finding.verdict,
             "detail": finding.detail,
             "facts": finding.facts,
-            "files": _stamps(record.settings.store_file),
+            "place": _place(record.store_place, record.store),
+            "files": _stamps(record.store_place.file),
         },
     )
 
 
-def _stamps(database: Path) -> dict[str, Any]:
-    found = {}
+def _place(place: StorePlace | LogPlace, engine: SqlStore | SqlLog | None) -> dict[str, Any]:
+    """Where it is, and what is known of its engine."""
+    return {"where": place.label, **({} if engine is None else engine.facts())}
+
+
+def _stamps(database: Path | None) -> dict[str, Any]:
+    """The stamps of an embedded database's files."""
+    found: dict[str, Any] = {}
+    if database is None:
+        return found
     for suffix in ("", *SIDE_FILES):
         path = database.with_name(database.name + suffix)
         found[path.name] = stamp_of(path)
@@ -140,8 +153,11 @@ async def gaps(record: Record, out: BinaryIO) -> None:
 
 
 async def settings(record: Record, out: BinaryIO) -> None:
-    """The settings in force, whatever file, environment or flag each came from."""
-    _put(out, record.settings)
+    """The settings in force, whatever file, environment or flag each came from; no passwords."""
+    names = ("store", "journal")
+    servers = {name: getattr(record.settings, name) for name in names}
+    shown = {name: masked(url) for name, url in servers.items() if scheme_of(url) is not None}
+    _put(out, msgspec.structs.replace(record.settings, **shown))
 
 
 async def versions(_: Record, out: BinaryIO) -> None:

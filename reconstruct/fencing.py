@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from journal.acceptance import Place
 from journal.control import Authority, Control, Stage, tip_of
 from journal.detection import is_outlived
-from journal.errors import EngineError, FileChanged, Refused
+from journal.errors import EngineError, FileChanged, Refused, Unreachable
 from journal.log import Look
 from journal.record import Record
 from journal.settings import Settings
@@ -62,6 +62,8 @@ async def open_anew(record: Record) -> None:
         touched = record.store is not None and record.touched()
     except FileChanged:
         touched = True
+    except Unreachable:
+        touched = False
     if touched:
         with record.lock.held():
             await record.open_files()

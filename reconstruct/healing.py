@@ -1,41 +1,41 @@
-"""Healing: a journal that was rolled back, built anew from what it still holds and its store.
+"""Healing: a journal that was rolled back, whole again from what it still holds and its store.
 
-The new journal is made beside the old one and takes its place in one step; the old one is moved
-aside and kept. Killed anywhere and run again it ends the same.
+An embedded one is built anew beside the old one and takes its place in one step; the old one is
+moved aside and kept. One on a server is healed where it is (``reconstruct.mending``). Killed
+anywhere and run again it ends the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from journal import decrees
-from journal.control import REBASE, Control, fold, tip_of
+from journal.control import REBASE, fold, tip_of
 from journal.detection import Seen, Verdict, compare
-from journal.entry import Entry
 from journal.errors import ConstraintFailed, Damaged, EngineError, Refused
 from journal.files import HEALING, has_content, remove_database
-from journal.formats import FORMAT
-from journal.log import CONTROL, DECISIONS, Append, FlawRow, Look
+from journal.log import CONTROL, DECISIONS, Append, Look
 from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
+from journal.places import file_of
 from journal.record import Record
 from journal.sqlite import SIDE_FILES, sync_directory, sync_file
 from journal.standing import LOGGER, examine
 from journal.store import tables
-from reconstruct.fencing import at_stage
-from reconstruct.remains import Broken, HealingSurvey, Known, Loss, Span, told
-from reconstruct.salvage import (
-    Salvage,
-    Taken,
-    pages,
-    salvage_of,
-    survey_healing,
+from reconstruct.mending import half_mended, mend
+from reconstruct.rebasing import (
+    abandoned_anew,
+    check_loss,
+    facts_of,
+    flaws_of,
+    format_entries,
+    rebase,
 )
+from reconstruct.remains import HealingSurvey, Known, Loss, Span
+from reconstruct.salvage import Salvage, Taken, pages, salvage_of
 from reconstruct.snapshots import move_aside
 from reconstruct.unfinished import interrupted, newest_aside
 
@@ -48,9 +48,9 @@ _ATTEMPTS = 3
 class Healed(Struct, frozen=True):
     """What ``heal`` did: see ``HealingSurvey``.
 
-    ``replaced`` is where the old journal lies (None: there was none). Entries that callers sealed
-    and observations do not come back; ``others`` counts those that are known to be missing, which
-    may not be all.
+    ``replaced`` is where the old journal lies (None: there was none, or it was healed in place).
+    Entries that callers sealed and observations do not come back; ``others`` counts those that are
+    known to be missing, which may not be all.
     """
 
     generation: int
@@ -67,13 +67,26 @@ def silent(_done: int, _total: int, _what: str) -> None:
     """No progress shown."""
 
 
+async def survey_healing(record: Record) -> HealingSurvey:
+    """What ``heal`` would do now; changes nothing.
+
+    Raises Refused when the journal was not rolled back, or nothing can be healed from,
+    JournalUnavailable or ControlUnreadable.
+    """
+    finding, seen = await examine(record, witness=True)
+    if finding.verdict is not Verdict.JOURNAL_REWOUND:
+        raise Refused(f"the journal needs no healing: {finding.verdict}, {finding.detail}")
+    begun = await interrupted(record) or await half_mended(record)
+    return begun or (await salvage_of(record, finding, seen)).survey
+
+
 async def heal(
     record: Record,
     principal: str | None = None,
     progress: Progress = silent,
     accept_loss: str | None = None,
 ) -> Healed:
-    """Put a journal in place that holds what the old one and the store hold together.
+    """Bring about a journal that holds what the old one and the store hold together.
 
     Old entries keep their bytes and positions; the store's control entries and decisions follow
     with theirs, byte for byte, and then one control entry that closes the tenant, raises the
@@ -90,8 +103,12 @@ async def heal(
         finding, seen = await examine(record, witness=True)
         if finding.verdict is not Verdict.JOURNAL_REWOUND:
             raise Refused(f"the journal needs no healing: {finding.verdict}, {finding.detail}")
+        if record.log_place.file is None:
+            if await mend(record, finding, seen, principal, progress, accept_loss):
+                return await _told(record)
+            continue
         salvage = await salvage_of(record, finding, seen)
-        _check_loss(salvage.survey, accept_loss)
+        check_loss(salvage.survey, accept_loss)
         if not await _build(record, salvage, seen.look, principal, progress):
             continue
         if await _put_in_place(record, seen.look):
@@ -99,19 +116,16 @@ async def heal(
     raise Refused("the journal keeps moving while it is healed: stop the service and try again")
 
 
-def _check_loss(survey: HealingSurvey, accepted: str | None) -> None:
-    if survey.loss is None or accepted == survey.loss.name:
-        return
-    named = "" if accepted is None else f"the loss is not named {accepted}. "
-    raise Refused(f"{named}{'; '.join(told(survey))}", loss=msgspec.to_builtins(survey.loss))
-
-
 # Building.
+
+
+def _file(record: Record) -> Path:
+    return file_of(record.log_place, "building a journal anew")
 
 
 def _asides(record: Record) -> tuple[Path, Path]:
     """Where the new journal is while it is built, and where once it is whole."""
-    file = record.settings.journal_file
+    file = _file(record)
     building, whole = (file.with_name(file.name + suffix) for suffix in HEALING)
     return building, whole
 
@@ -126,7 +140,7 @@ async def _build(
     building.parent.mkdir(parents=True, exist_ok=True)
     old = record.log
     if old is not None:
-        old.database.copy_to(building)
+        _copy(old, building)
     log = SqliteLog(building, create=old is None)
     try:
         if old is not None and await log.look() != look:
@@ -145,6 +159,12 @@ async def _build(
     building.rename(whole)
     sync_directory(building.parent)
     return True
+
+
+def _copy(log: SqlLog, target: Path) -> None:
+    if not isinstance(log, SqliteLog):
+        raise Refused("a journal on a server is healed where it is")
+    log.database.copy_to(target)
 
 
 async def _fill(
@@ -167,16 +187,16 @@ async def _fill(
             progress(done, survey.decisions, "healed")
     if done != survey.decisions:
         raise Refused("the store changed while the journal was healed: try again")
-    last = [*_format(record, control)]
+    last = [*format_entries(record, control)]
     control = fold([*entries, *salvage.control, *last], record.settings.tenant)
-    last.append(_rebase(record, control, survey, principal))
+    last.append(rebase(record, control, survey.generation, facts_of(survey), principal))
     abandoned = [each for line in control.abandoned.values() for each in line]
     await log.append(
         Append(
             [(CONTROL, entry) for entry in last],
             fold([*entries, *salvage.control, *last], record.settings.tenant).authority,
-            settled=[*_abandoned_anew(salvage), *taken.broken],
-            flaws=[_flaw(broken, record.clock.now()) for broken in taken.broken.values()],
+            settled=[*abandoned_anew(salvage.control), *taken.broken],
+            flaws=flaws_of(taken.broken.values(), record.clock.now()),
             drops=abandoned,
         ),
         await log.look(),
@@ -203,88 +223,12 @@ async def _check_healed(record: Record, log: SqlLog) -> None:
         )
 
 
-def _abandoned_anew(salvage: Salvage) -> set[str]:
-    """Entities whose abandonment comes back: its flaws were settled by it."""
-    found: set[str] = set()
-    for entry in salvage.control:
-        if entry.envelope.action == "abandon":
-            found.add(str(msgspec.json.decode(entry.body)["entity"]))
-    return found
-
-
-def _flaw(broken: Broken, now: str) -> FlawRow:
-    """What holds an entity that a decision is missing of until the recovery has looked at it."""
-    return FlawRow(
-        entity=broken.entity,
-        flaw=broken.flaw,
-        first=broken.revision,
-        last=broken.revision,
-        digests=(),
-        durable_through=broken.through,
-        holds=1,
-        since=now,
-        detail=f"revision {broken.revision} does not continue revision {broken.through}",
-    )
-
-
-def _format(record: Record, control: Control) -> list[Entry]:
-    """What keeps earlier code, which heeds no witness, from a journal that was healed."""
-    if control.needs >= FORMAT:
-        return []
-    reason = "the journal was healed, which earlier formats do not heed"
-    operation = f"control-{record.clock.fresh()}"
-    return [decrees.format_entry(control, FORMAT, reason, operation, record.clock.now())]
-
-
-def _rebase(
-    record: Record, control: Control, survey: HealingSurvey, principal: str | None
-) -> Entry:
-    """The control entry that closes the tenant over a journal with a new beginning."""
-    facts: dict[str, Any] = {
-        "reason": "the journal was rolled back and is healed from its store",
-        "verdict": str(Verdict.JOURNAL_REWOUND),
-        "detail": survey.detail,
-        "journal": msgspec.to_builtins(survey.journal),
-        "store": msgspec.to_builtins(survey.store),
-        "witness": msgspec.to_builtins(survey.witness),
-        "healed": {
-            "control": survey.control,
-            "decisions": survey.decisions,
-            "first": survey.first,
-            "last": survey.last,
-        },
-        "others": survey.others,
-        "loss": _doubted(survey),
-        "highest": survey.highest,
-    }
-    return decrees.change(
-        control,
-        REBASE,
-        at_stage(control, survey.generation),
-        facts,
-        f"control-{record.clock.fresh()}",
-        record.clock.now(),
-        principal,
-    )
-
-
-def _doubted(survey: HealingSurvey) -> dict[str, Any]:
-    """The loss as the entry keeps it: where it is known, every open release is to be doubted.
-
-    One stands after every healing: what was journalled after the witness looked is not known. But
-    the store commits first: a commitment that it lacks was lost by both, and the witness tells.
-    """
-    loss = survey.loss or Loss("", [], [], parted=False)
-    named = {"name": None} if survey.loss is None else {"name": loss.name}
-    return {**msgspec.to_builtins(loss), **named, "known": survey.loss is not None}
-
-
 # Putting in place.
 
 
 async def _put_in_place(record: Record, look: Look | None) -> bool:
     """The old journal aside, the new one in its place; False when the old one moved meanwhile."""
-    file = record.settings.journal_file
+    file = _file(record)
     with record.lock.held():
         if look is not None:
             if record.log is None:
@@ -330,7 +274,8 @@ async def _told(record: Record) -> Healed:
     facts = msgspec.json.decode(last.body)
     loss = facts["loss"]
     known = loss is not None and loss["known"]
-    aside = newest_aside(record.settings.journal_file)
+    file = record.log_place.file
+    aside = None if file is None else newest_aside(file)
     return Healed(
         generation=last.envelope.generation,
         **facts["healed"],

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from journal.acceptance import COMMITTED_ACTION
-from journal.asking import is_dead
+from journal.asking import is_dead, is_of_earlier_boot
 from journal.errors import EngineError, Invalid, JournalUnavailable, UnrewindError
 from journal.lanes import Lane, terms_of
 from journal.lifecycle import RELEASE_ACTIONS
@@ -305,7 +305,8 @@ async def _as_of(record: Record, call: InFlight, now: str) -> InFlight:
     told = await _told(record, call)
     if told is not None:
         return msgspec.structs.replace(call, state=State.ENDED, evidence=told)
-    if call.worker is not None and is_dead(call.worker):
+    worker = call.worker or ""
+    if is_dead(worker) or is_of_earlier_boot(worker, record.settings):
         return msgspec.structs.replace(call, state=State.DEAD, evidence="its process is dead")
     if datetime.fromisoformat(call.until) <= datetime.fromisoformat(now):
         return msgspec.structs.replace(call, state=State.OVER, evidence="its time is over")

@@ -132,7 +132,8 @@ def _find(database: Database, query: str, what: str, *parameters: Any) -> list[H
     rows = database.read(
         [
             Statement(
-                f"SELECT before, at FROM ({query}) WHERE at > before + 1 LIMIT {_MOST}", parameters
+                f"SELECT before, at FROM ({query}) o WHERE at > before + 1 LIMIT {_MOST}",
+                parameters,
             )
         ]
     )[0]

@@ -25,12 +25,12 @@ from journal.record import Record
 from journal.standing import examine
 from journal.store import tables
 from journal.store.engine import SqlStore
-from journal.store.sqlite import SqliteStore
+from reconstruct.beside import apart, is_embedded, with_their_kind
 from reconstruct.cutting import lineage_of
+from reconstruct.healing import HealingSurvey, survey_healing
 from reconstruct.kept import find_kept
 from reconstruct.orders import Hole, lost_above, size_of
 from reconstruct.replay import Lineage, Replay
-from reconstruct.salvage import HealingSurvey, survey_healing
 from reconstruct.scratch import scratch
 from reconstruct.working import check_declared
 
@@ -249,7 +249,7 @@ async def find_faulty(log: Log) -> tuple[FlawRow, ...]:
 async def find_plan(record: Record, progress: Progress = silent) -> Plan:
     """What a reconstruction would do, of the store or of a journal that was rewound.
 
-    Raises what ``survey`` and ``reconstruct.salvage.survey_healing`` do.
+    Raises what ``survey`` and ``reconstruct.healing.survey_healing`` do.
     """
     finding, _ = await examine(record, witness=True)
     if finding.verdict is not Verdict.JOURNAL_REWOUND:
@@ -296,16 +296,21 @@ async def survey(record: Record, progress: Progress = silent) -> Survey:
     tip = tip_of(control.authority, seen.look.last)
     replay = Replay(record.lifecycles)
     rebuild: list[str] = []
+    undone = {decision.entity for decision in base.local_only}
+    beside = apart(record, fresh=fresh)
     if not fresh:
-        undone = {decision.entity for decision in base.local_only}
         again = {flaw.entity for flaw in faulty}
         short = {lineage.stop.entity for lineage in kept}
-        rebuild = await _with_their_kind(record, log, {*stale, *undone, *again, *short})
+        rebuild = await with_their_kind(record, log, {*stale, *undone, *again, *short})
+    if beside is not None:
+        embedded = {entity for entity in undone if is_embedded(record, entity)}
+        named = {*rebuild, *beside, *embedded}
+        rebuild = await with_their_kind(record, log, named, record.projections)
     missing, actions = await _rehearse(record, log, base, set(rebuild), replay, progress, fresh)
     forked = [entity for entity in replay.stops if await log.forks(entity)]
     if forked:
         # The order cannot tell which of two decisions in one place counts; their entity can.
-        rebuild = await _with_their_kind(record, log, {*rebuild, *forked})
+        rebuild = await with_their_kind(record, log, {*rebuild, *forked})
     await take_lineages(log, rebuild, replay, kept)
     for entity in rebuild:
         await _rehearse_rebuild(log, entity, replay, record.lifecycles)
@@ -371,23 +376,6 @@ async def take_lineages(
             replay.take_lineage(lineage)
 
 
-def is_embedded(record: Record, entity: str) -> bool:
-    """Whether the application's own tables hold rows of the entity."""
-    return entity.partition("/")[0] in record.projections
-
-
-async def _with_their_kind(record: Record, log: Log, entities: set[str]) -> list[str]:
-    """These entities, and for an embedded one all of its type: they are rebuilt together."""
-    kinds = {entity.partition("/")[0] for entity in entities if is_embedded(record, entity)}
-    for kind in kinds:
-        after: str | None = f"{kind}/"
-        while after is not None and after < f"{kind}0":
-            page = await log.heads(after, PAGE)
-            entities |= {head.entity for head in page.heads if head.entity < f"{kind}0"}
-            after = page.end
-    return sorted(entities)
-
-
 class _Compared(NamedTuple):
     """The base, entities whose rows are not the journal's, and whether to build a new store.
 
@@ -410,7 +398,7 @@ async def _compare(record: Record, control: Control, seen: Seen, *, again: bool)
     trusted = record.stopped_clean()
     try:
         # A connection of its own: the record's may show pages that the file no longer has.
-        store = SqliteStore(record.settings.store_file, read_only=True)
+        store = record.store_place.open(read_only=True)
     except Damaged:
         return _FRESH
     try:

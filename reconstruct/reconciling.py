@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from journal.asking import Question, is_dead
+from journal.asking import Question, is_dead, is_of_earlier_boot
 from journal.control import Abandoned, Doubt
 from journal.doubting import is_doubtful
 from journal.errors import (
@@ -428,7 +428,8 @@ def _by_answer(record: Record, row: Work, heard: Heard | None, basis: Basis) -> 
     if not heard.usable:
         why = f"{row.receiver}: {heard.said.evidence}"
         return unanswered(row, why, basis, ask=True)
-    dead = row.worker is not None and is_dead(row.worker)
+    worker = row.worker or ""
+    dead = is_dead(worker) or is_of_earlier_boot(worker, record.settings)
     return told(row, Answer(heard.told, heard.said, heard.asked, ended=dead), basis)
 
 

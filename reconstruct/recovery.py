@@ -23,7 +23,7 @@ from journal.errors import EngineError, Refused
 from journal.log import Append, FlawRow
 from journal.record import Record
 from journal.settings import Settings
-from journal.standing import change_control, examine
+from journal.standing import LOGGER, change_control, examine
 from journal.store import tables
 from reconstruct.abandoning import reindex, settle_abandoned
 from reconstruct.announcing import announce
@@ -36,6 +36,7 @@ from reconstruct.applying import (
     walk,
 )
 from reconstruct.beginning import Begun, Stopped, begin, stop
+from reconstruct.beside import forget_apart, is_embedded
 from reconstruct.completeness import Proof, prove
 from reconstruct.evidence import keep_unseen
 from reconstruct.fencing import alone, has_only_started, open_anew, raise_in_store
@@ -46,14 +47,12 @@ from reconstruct.planning import (
     Progress,
     Survey,
     find_plan,
-    is_embedded,
     silent,
     survey,
     take_lineages,
 )
 from reconstruct.reopening import Reopened, reopen
 from reconstruct.replay import Replay
-from reconstruct.snapshots import move_aside
 
 __all__ = [
     "Applied",
@@ -181,6 +180,7 @@ async def apply(
         control = await _start_history(record, found, principal)
         await _finish(record, control)
         _fresh_mark(record.settings).unlink(missing_ok=True)
+        forget_apart(record.settings)
     authority = control.authority
     return Applied(
         plan=found.plan.plan,
@@ -269,14 +269,16 @@ def _fresh_mark(settings: Settings) -> Path:
 
 
 async def _fresh_store(record: Record) -> None:
-    """A new store file; what is left of the old one is moved aside, never overwritten."""
+    """A new store; what is left of the old one is kept under another name, never overwritten."""
     _fresh_mark(record.settings).touch()
     with record.lock.held():
         if record.store is not None:
             with suppress(EngineError):
                 await record.store.close()
             record.store = None
-        move_aside(record.settings.store_file)
+        aside = record.store_place.set_aside(record.clock.now())
+        if aside is not None:
+            LOGGER.warning("what stood in the store's place is kept as %s", aside)
         await record.create_store()
 
 

@@ -11,10 +11,10 @@ from msgspec import Struct
 from journal.control import Control, Opening, Stage
 from journal.detection import Finding, Verdict
 from journal.errors import FileChanged, Invalid, JournalUnavailable, Refused
+from journal.handoff import hand_off
 from journal.locks import Standing
 from journal.record import Record
 from journal.standing import change_control, compare_heads, examine
-from journal.writepath import hand_off
 from reconstruct.completion import WAIVABLE, Lacking, lacking
 from reconstruct.fencing import alone, at_stage
 

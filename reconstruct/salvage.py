@@ -1,6 +1,6 @@
 """Salvage: what a store's own copies can give back to a journal that was rolled back.
 
-The store keeps the bytes of every decision and of control. ``survey_healing`` reads how far they
+The store keeps the bytes of every decision and of control. ``salvage_of`` reads how far they
 continue what the journal still holds, and what the witness saw beyond both. It changes nothing.
 """
 
@@ -11,41 +11,22 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from journal.control import Control, ControlUnreadable, fold
-from journal.detection import Finding, Seen, Verdict, is_outlived
+from journal.detection import Finding, Seen, is_outlived
 from journal.entry import GENESIS, Entry, read
 from journal.errors import Damaged, EngineError, Invalid, Refused
 from journal.history import Head, follows, link_of
-from journal.log import PAGE_BYTES
+from journal.log import PAGE_BYTES, Look
 from journal.log.engine import SqlLog
-from journal.log.sqlite import SqliteLog
 from journal.record import Record
-from journal.standing import examine
 from journal.store import tables
 from journal.store.engine import SqlStore
 from journal.store.tables import Marker, StoredDecision
 from journal.witness import Witness
 from reconstruct.remains import Broken, HealingSurvey, Loss, Span, known_of
-from reconstruct.unfinished import interrupted, kept
-
-__all__ = ["HealingSurvey", "Salvage", "Taken", "salvage_of", "survey_healing"]
+from reconstruct.unfinished import kept
 
 PAGE = 1000
 _ALL = 1 << 60
-
-
-async def survey_healing(record: Record) -> HealingSurvey:
-    """What ``heal`` would do now; changes nothing.
-
-    Raises Refused when the journal was not rolled back, or nothing can be healed from,
-    JournalUnavailable or ControlUnreadable.
-    """
-    finding, seen = await examine(record, witness=True)
-    if finding.verdict is not Verdict.JOURNAL_REWOUND:
-        raise Refused(f"the journal needs no healing: {finding.verdict}, {finding.detail}")
-    built = await interrupted(record)
-    if built is not None:
-        return built
-    return (await salvage_of(record, finding, seen)).survey
 
 
 class Last(Struct, frozen=True):
@@ -55,15 +36,25 @@ class Last(Struct, frozen=True):
     sequence: int
     digest: str | None
 
+    @classmethod
+    def of(cls, look: Look) -> Last:
+        """The last decision of a journal that stands at ``look``."""
+        last = look.last
+        if last is None:
+            return cls(None, 0, GENESIS)
+        return cls(last.history, last.sequence, last.digest)
+
 
 class Salvage(Struct, frozen=True):
     """A survey with what ``heal`` works from.
 
-    ``control`` are the control entries that the journal lacks, ``start`` is its last decision.
+    ``control`` are the control entries that the journal lacks, ``whole`` is control with them,
+    ``start`` is the journal's last decision.
     """
 
     survey: HealingSurvey
     control: list[Entry]
+    whole: Control
     start: Last
 
 
@@ -84,10 +75,7 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
         store = None
     if witness is not None and witness.ended(whole):
         witness = None
-    last = seen.look.last
-    start = (
-        Last(None, 0, GENESIS) if last is None else Last(last.history, last.sequence, last.digest)
-    )
+    start = Last.of(seen.look)
     await _check_joint(store, start)
     taken = Taken(record.settings.tenant, whole, start, witness)
     if store is not None:
@@ -121,7 +109,7 @@ async def salvage_of(record: Record, finding: Finding, seen: Seen) -> Salvage:
             0 if witness is None else witness.sequence,
         ),
     )
-    return Salvage(survey, missing, start)
+    return Salvage(survey, missing, whole, start)
 
 
 def is_store_outlived(record: Record, marker: Marker | None) -> bool:
@@ -133,19 +121,27 @@ def _check_gone(record: Record) -> None:
     """Refuse to take a journal for gone or damaged that only cannot be reached now."""
     if record.log is not None:
         return
-    file = record.settings.journal_file
+    place = record.log_place
     advice = "it may be whole. Let it be read, or move it away if it is lost, then look again"
     try:
-        file.stat()
-        SqliteLog(file, read_only=True).database.close()
+        if place.file is not None:
+            place.file.stat()
+        elif not place.exists():
+            return
+        place.open(read_only=True).database.close()
     except FileNotFoundError:
         return
     except OSError as error:
         raise Refused(
-            f"the journal {file} cannot be reached ({error.strerror}): {advice}"
+            f"the journal {place.label} cannot be reached ({error.strerror}): {advice}"
         ) from None
-    except Damaged:
-        return
+    except Damaged as error:
+        if place.file is None:
+            raise Refused(
+                f"the journal is damaged where it is, and cannot be healed there: {error}. Bring a "
+                "whole copy of it back; if there is none, keep this one under another name, so "
+                "that there is none any more, and apply again: a new one is built from the store"
+            ) from None
     except EngineError as error:
         raise Refused(f"the journal cannot be reached ({error}): {advice}") from None
 

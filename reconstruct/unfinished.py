@@ -25,7 +25,9 @@ async def interrupted(record: Record) -> HealingSurvey | None:
     None where there is none, or where it was not built of the journal that was moved aside last, of
     the store as it stands and under the present witness: then it is built anew.
     """
-    file = record.settings.journal_file
+    file = record.log_place.file
+    if file is None:
+        return None
     built = file.with_name(file.name + HEALING[-1])
     if has_content(file) or not has_content(built):
         return None
@@ -45,7 +47,7 @@ async def interrupted(record: Record) -> HealingSurvey | None:
     facts: dict[str, Any] = msgspec.json.decode(entries[-1].body)
     witness = record.witness.read()
     saw = None if witness is None or witness.ended(before) else witness.digest
-    if control.replaced != saw or not await _is_kept(record, before, facts["store"]):
+    if control.replaced != saw or not await is_kept(record, before, facts["store"]):
         return None
     if not await _was_replaced(file, facts["journal"]):
         return None
@@ -67,7 +69,7 @@ async def interrupted(record: Record) -> HealingSurvey | None:
     )
 
 
-async def _is_kept(record: Record, control: Control, known: dict[str, Any] | None) -> bool:
+async def is_kept(record: Record, control: Control, known: dict[str, Any] | None) -> bool:
     """Whether the store stands where ``known`` says; None: it was of no use."""
     marker = await record.marker()
     ours = (record.settings.tenant, record.settings.instance)

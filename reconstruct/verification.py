@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import sha256
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from msgspec import Struct
@@ -10,21 +14,23 @@ from msgspec import Struct
 from journal.abandonment import Cuts
 from journal.control import ControlUnreadable
 from journal.detection import Verdict, differing_heads
+from journal.driving import drive
 from journal.entry import read
-from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable
+from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable, Unreachable
 from journal.history import Flaw
 from journal.log import FIRST_FLAW
 from journal.log.engine import SqlLog
 from journal.log.writing import dropped_by
+from journal.places import LogPlace, place_of_log
 from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Database, Statement
 from journal.store import tables
-from journal.worker import drive
 from reconstruct.orders import holes, unexplained
 from reconstruct.walking import Finding, Progress, Walked, nothing, verify_journal
 
 MAX_FINDINGS = 10_000
+UNREACHABLE = "unreachable"
 
 
 class CutOff(Struct, frozen=True):
@@ -62,22 +68,28 @@ def verify(settings: Settings, progress: Progress | None = None) -> Report:
 
     Raises Refused when there is no tenant, JournalUnavailable when the journal cannot be opened.
     """
-    walked: Walked | Damaged | None = None
-    if settings.journal_file.exists():
+    place = place_of_log(settings)
+    with TemporaryDirectory(prefix="unrewind-") as folder:
+        journal = place.afresh(Path(folder))
+        walked = _walked(settings, journal, progress or nothing)
+        record = Record(settings, read_only=True)
         try:
-            walked = verify_journal(
-                settings.journal_file, settings.tenant, progress or nothing, _cuts(settings)
-            )
-        except Damaged as error:
-            walked = error
-        except EngineError as error:
-            raise JournalUnavailable(f"the journal cannot be read: {error}") from error
-    record = Record(settings, read_only=True)
+            drive(record.open())
+            return _report(record, walked, None if journal is place else journal)
+        finally:
+            drive(record.close())
+
+
+def _walked(settings: Settings, place: LogPlace, progress: Progress) -> Walked | Damaged | None:
+    """What a walk finds; None: there is no journal. Raises JournalUnavailable."""
     try:
-        drive(record.open())
-        return _report(record, walked)
-    finally:
-        drive(record.close())
+        if place.exists() if place.file is None else place.file.exists():
+            return verify_journal(place, settings.tenant, progress, _cuts(settings))
+    except Damaged as error:
+        return error
+    except EngineError as error:
+        raise JournalUnavailable(f"the journal cannot be read: {error}") from error
+    return None
 
 
 def _cuts(settings: Settings) -> Cuts:
@@ -110,11 +122,23 @@ def _cut_off(record: Record, walked: Walked) -> list[CutOff]:
     ]
 
 
-def _report(record: Record, walked: Walked | Damaged | None) -> Report:
-    finding, _ = drive(record.examine())
+def _compared(record: Record) -> Finding | None:
+    """How store and journal stand to each other, where that is not well."""
+    try:
+        finding, _ = drive(record.examine())
+    except Unreachable as error:
+        with suppress(ControlUnreadable, JournalUnavailable):
+            drive(record.read_control())
+        return Finding(UNREACHABLE, f"the store cannot be reached: {error}")
+    return None if finding.verdict.sound else Finding(str(finding.verdict), finding.detail)
+
+
+def _report(record: Record, walked: Walked | Damaged | None, journal: LogPlace | None) -> Report:
+    wrong = _compared(record)
     if record.log is None or walked is None:
         findings = [Finding("truncated", "the journal is missing or not readable")]
-        return Report(str(finding.verdict), 0, 0, findings, _state_digest(record))
+        verdict = str(Verdict.CLEAN) if wrong is None else wrong.kind
+        return Report(verdict, 0, 0, findings, _state_digest(record))
     try:
         if isinstance(walked, Damaged):
             raise walked
@@ -123,17 +147,18 @@ def _report(record: Record, walked: Walked | Damaged | None) -> Report:
             *_order_findings(record),
             *_index_findings(record),
             *_known_flaws(record),
+            *_copy_findings(record, journal),
         ]
     except Damaged as error:
         findings = [Finding(Flaw.MISMATCH, f"the journal's file is damaged: {error}")]
         return Report(str(Flaw.MISMATCH), 0, 0, findings, _state_digest(record))
     findings += _control_findings(record)
-    findings += _store_findings(record)
-    if not finding.verdict.sound:
-        findings.append(Finding(str(finding.verdict), finding.detail))
+    if wrong is None or wrong.kind != UNREACHABLE:
+        findings += _store_findings(record)
     verdict = str(Verdict.CLEAN)
-    if not finding.verdict.sound:
-        verdict = str(finding.verdict)
+    if wrong is not None:
+        findings.append(wrong)
+        verdict = wrong.kind
     elif findings:
         verdict = min((item.kind for item in findings), key=_severity)
     return Report(
@@ -181,6 +206,35 @@ def _index_findings(record: Record) -> list[Finding]:
             position=wrong[0],
         )
     ]
+
+
+_PLACES = Statement(
+    "SELECT position, stream, sequence, history, entity, revision, operation, digest,"
+    " CAST(envelope AS BLOB), body FROM entries ORDER BY position"
+)
+
+
+def _copy_findings(record: Record, journal: LogPlace | None) -> list[Finding]:
+    """Where what this machine keeps of the journal is not what the journal holds."""
+    if journal is None:
+        return []
+    found = journal.open(read_only=True)
+    try:
+        kept = _log(record).stream(_PLACES)
+        for mine, theirs in zip_longest(kept, found.database.stream(_PLACES)):
+            if mine != theirs and theirs is not None:
+                return [
+                    Finding(
+                        "copy",
+                        f"the copy on this machine, {_log_port(record).facts().get('copy')}, holds "
+                        f"another entry at position {theirs[0]} than the journal: move it away, "
+                        "and it is built again",
+                        position=theirs[0],
+                    )
+                ]
+    finally:
+        found.database.close()
+    return []
 
 
 def _known_flaws(record: Record) -> list[Finding]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,8 +23,9 @@ from journal.control import Abandoned
 from journal.entry import Predecessor
 from journal.errors import Damaged
 from journal.history import Flaw, Head, Link
-from journal.sql import Statement
-from journal.sqlite import Database
+from journal.places import LogPlace
+from journal.sql import Database, Statement
+from journal.sqlite import Database as File
 
 PARALLEL_FROM = 20_000
 _REPORT_EVERY = 20_000
@@ -88,7 +88,7 @@ def nothing(_done: int, _total: int, _what: str) -> None:
 
 
 def walk(
-    path: Path,
+    place: LogPlace,
     tenant: str,
     low: str = "",
     high: str = _END,
@@ -98,12 +98,13 @@ def walk(
     """Check every entry of the entities in [low, high): digest, columns, body, chain.
 
     Entries that ``cuts`` dropped are no part of a chain; their bytes are checked all the same,
-    unless they were damaged when they were abandoned. The file is mapped into memory: reading by
+    unless they were damaged when they were abandoned. A file is mapped into memory: reading by
     entity jumps about in it, and this halves the cost.
     """
-    database = Database(path, read_only=True)
+    database = place.open(read_only=True).database
     try:
-        database.connection.execute(f"PRAGMA mmap_size={_MAPPED}")
+        if isinstance(database, File):
+            database.connection.execute(f"PRAGMA mmap_size={_MAPPED}")
         try:
             return _walk(database, tenant, low, high, progress, cuts or {})
         except Damaged:
@@ -249,14 +250,14 @@ def _chain_findings(entity: str, head: Head, links: list[Link]) -> Iterator[Find
 
 
 def verify_journal(
-    path: Path, tenant: str, progress: Progress = nothing, cuts: Cuts | None = None
+    place: LogPlace, tenant: str, progress: Progress = nothing, cuts: Cuts | None = None
 ) -> Walked:
-    """Walk the whole journal, over two processes when it is large.
+    """Walk the whole journal, over two processes when it is large, each with its own connection.
 
     The second one is forked, which is safe only while this process has one thread. Raises Damaged
     when a walker was killed, as a mapped page that the disk cannot read does.
     """
-    database = Database(path, read_only=True)
+    database = place.open(read_only=True).database
     try:
         total = database.read([Statement("SELECT count(*) FROM entries")])[0][0][0]
         middle = None
@@ -269,15 +270,15 @@ def verify_journal(
         database.close()
     if middle is None:
         return walk(
-            path,
+            place,
             tenant,
             progress=lambda done, _, what: progress(done, total, what),
             cuts=cuts,
         )
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        other = pool.submit(walk, path, tenant, middle, _END, nothing, cuts)
+        other = pool.submit(walk, place, tenant, middle, _END, nothing, cuts)
         mine = walk(
-            path,
+            place,
             tenant,
             "",
             middle,
@@ -287,7 +288,7 @@ def verify_journal(
         try:
             theirs = other.result()
         except BrokenProcessPool:
-            raise Damaged(f"{path.name}: a page of the file could not be read") from None
+            raise Damaged(f"{place.label}: a page of the file could not be read") from None
     progress(total, total, "entries verified")
     return Walked(
         mine.entries + theirs.entries,

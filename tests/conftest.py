@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,12 @@ import pytest
 import journal
 from tests.support.tenants import Tenant, make_settings
 from tests.support.whole import verify_files
+
+# The servers that tests share.
+pytest_plugins = ["tests.support.servers"]
+
+# Tests start hundreds of processes: without it, each of them compiles the packages anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A machine that is busy with other tests is no finding.
 hypothesis.settings.register_profile(
@@ -56,5 +63,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[item.nodeid] > 1:
             item._nodeid = f"{item.nodeid}[{seen[item.nodeid]}]"  # type: ignore[attr-defined]
     # The long ones first, so that no core ends up alone with one of them.
-    first = ("tests/soak/", "tests/drill/", "tests/test_runbook.py")
+    first = ("tests/soak/", "tests/drill/", "tests/engines/", "tests/test_runbook.py")
     items.sort(key=lambda item: not item.nodeid.startswith(first))

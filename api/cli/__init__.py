@@ -1,49 +1,8 @@
-"""The command line, `unrewind`. Nothing here imports the web before `serve` or `dispatch` runs."""
+"""The command line, `unrewind`. A command is imported when it runs, and what it needs with it.
 
-from api.cli import (
-    abandoning,
-    deciding,
-    dispatching,
-    drilling,
-    evidence,
-    lanes,
-    ledger,
-    looking,
-    migrating,
-    reconciling,
-    recovering,
-    reopening,
-    reporting,
-    serving,
-    snapshots,
-    stopping,
-    tokens,
-    tracing,
-    witnessing,
-    working,
-)
+Nothing here imports the web before `serve` or `dispatch` runs.
+"""
+
 from api.cli.program import main
 
-__all__ = [
-    "abandoning",
-    "deciding",
-    "dispatching",
-    "drilling",
-    "evidence",
-    "lanes",
-    "ledger",
-    "looking",
-    "main",
-    "migrating",
-    "reconciling",
-    "recovering",
-    "reopening",
-    "reporting",
-    "serving",
-    "snapshots",
-    "stopping",
-    "tokens",
-    "tracing",
-    "witnessing",
-    "working",
-]
+__all__ = ["main"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, settings
 from api.cli.recovering import recover
 from api.opening import principal, writing
 from api.output import plain, print_facts, print_json, print_line
-from journal.worker import drive
+from journal.driving import drive
 from reconstruct.abandoning import Named
 from reconstruct.abandoning import abandon as abandon_entity
 

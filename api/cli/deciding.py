@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code, Interrupted
 from api.cli.program import common, examples, existing_file, flags, main, settings
@@ -20,10 +20,10 @@ from api.progress import Show, shown
 from api.rows import CSV, JSON_LINES, STDIN, Mapping, Row, Source, read_rows, zone_of
 from journal.acceptance import Operation, check_operation
 from journal.data import parse
+from journal.driving import drive
 from journal.entry import JSON_TYPE, NO_BODY_TYPE, check_type, parse_time
 from journal.errors import Invalid, UnrewindError
 from journal.settings import Settings
-from journal.worker import drive
 from journal.writepath import turn
 
 _LINE_FACTOR = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.holding import Holds, read_holds
@@ -16,6 +16,7 @@ from api.opening import ask, check_known, principal, working, writing
 from api.output import plain, print_facts, print_json, print_line, print_rows
 from journal import feed, handling, inquiry, sweeping
 from journal.control import LaneState, Running
+from journal.driving import drive
 from journal.errors import UnrewindError
 from journal.handling import Handled
 from journal.inquiry import Filter, LaneView
@@ -24,7 +25,6 @@ from journal.record import Record
 from journal.settings import Settings
 from journal.sweeping import LastSweep, Swept
 from journal.work import Status
-from journal.worker import drive
 
 F = TypeVar("F", bound=Callable[..., Any])
 

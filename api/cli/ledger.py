@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import rich_click as click
+import click
 from msgspec import Struct
 
 from api.cli.failures import Code

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import rich_click as click
+import click
+import msgspec
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
@@ -11,9 +12,10 @@ from api.output import plain, print_facts, print_json, print_line, print_rows
 from api.progress import shown
 from journal import feed, reading, tracing
 from journal.control import Stage
+from journal.leading import Alive
+from journal.registry import Registry
 from journal.status import Status
 from journal.status import status as look_at
-from reconstruct import verification
 
 _SOUND = {"clean", "crashed"}
 
@@ -26,16 +28,18 @@ def status() -> int:
     Ends with 0 when store and journal agree (`clean`, or `crashed` with a handoff still to do), the
     stage is open and no history has a gap; else with 1.
     """
-    found = ask(settings(), look_at)
+    loaded = settings()
+    found = ask(loaded, look_at)
+    beside = len(set(Registry(loaded.home).names()) - {found.tenant})
     if flags().json:
-        print_json(found)
+        print_json({**msgspec.to_builtins(found), "tenants": beside})
     else:
-        _show_status(found)
+        _show_status(found, beside)
     fine = found.verdict in _SOUND and found.stage == Stage.OPEN and not found.gaps
     return Code.FINE if fine else Code.FINDINGS
 
 
-def _show_status(found: Status) -> None:
+def _show_status(found: Status, beside: int) -> None:
     facts: list[tuple[str, object]] = [
         ("tenant", f"{found.tenant}, instance {found.instance}"),
         ("stage", found.stage),
@@ -53,8 +57,16 @@ def _show_status(found: Status) -> None:
         facts.append(("witness", f"{saw.position} entries at {saw.at}, {saw.behind} behind"))
     if found.stopped is not None:
         facts.append(("stopped", f"{found.stopped.get('reason')}, at {found.stopped.get('at')}"))
+    if beside:
+        facts.append(("tenants", f"{beside} more are registered here; see unrewind tenant list"))
+    facts += [("process", _say_alive(process)) for process in found.processes]
     facts += [("not covered", sentence) for sentence in found.failure_scope]
     print_facts(facts)
+
+
+def _say_alive(process: Alive) -> str:
+    age = "" if process.age is None else f", {process.age:.0f} s ago"
+    return f"{process.name}{age}{', leads' if process.leads else ''}"
 
 
 @main.command("gaps", epilog=examples("unrewind gaps", "unrewind gaps --json"))
@@ -148,6 +160,8 @@ def verify() -> int:
     Ends with 1 when anything is found. `state_digest` is over the store's rows: a recovered store
     has the digest of the one that was lost.
     """
+    from reconstruct import verification  # it brings what starts processes
+
     loaded = settings()
     check_known(loaded)
     with shown() as show:

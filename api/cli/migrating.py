@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, check_known, principal, writing
 from api.output import print_facts, print_json, print_rows
 from journal import migrating
-from journal.worker import drive
+from journal.driving import drive
 
 
 @main.command("migrate", epilog=examples("unrewind migrate", "unrewind migrate --contract"))

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import rich_click as click
-from click import get_current_context
+import click
 from msgspec import Struct
 
 from api.cli.failures import guarded
+from api.cli.shell import Group
 from journal.errors import SettingsInvalid
 from journal.settings import Settings, config_file, load
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _META = "unrewind.flags"
-_COMMON = ("--data", "--config", "--tenant", "--json")
+COMMON = ("--data", "--config", "--tenant", "--json")
 
 
 class Flags(Struct):
@@ -34,7 +33,7 @@ class Flags(Struct):
 
 def flags() -> Flags:
     """The common flags of the command that runs."""
-    found: Flags = get_current_context().meta.setdefault(_META, Flags())
+    found: Flags = click.get_current_context().meta.setdefault(_META, Flags())
     return found
 
 
@@ -98,13 +97,13 @@ def common(function: F) -> F:
     return function
 
 
-class Listing(click.RichGroup):
+class Listing(Group):
     """A group whose command `list` needs no name: `unrewind lanes` lists, with its flags too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `list` where no command is named."""
         at = 0
-        while at < len(args) and args[at].partition("=")[0] in _COMMON:
+        while at < len(args) and args[at].partition("=")[0] in COMMON:
             at += 1 if "=" in args[at] or args[at] == "--json" else 2
         unnamed = at == len(args) or (at < len(args) and args[at].startswith("-"))
         if unnamed and "--help" not in args[at : at + 1]:
@@ -112,7 +111,7 @@ class Listing(click.RichGroup):
         return super().parse_args(ctx, args)
 
 
-class Program(click.RichGroup):
+class Program(Group):
     """The outermost group. It ends the process as docs/commands.md says, whatever happens."""
 
     def main(
@@ -145,55 +144,14 @@ class Program(click.RichGroup):
         sys.exit(guarded(work, as_json="--json" in before_end))
 
 
-def _version() -> str:
+def _version(_context: click.Context) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        return version("unrewind")
+        return f"unrewind {version('unrewind')}"
     except PackageNotFoundError:
-        return "0 (not installed)"
+        return "unrewind 0 (not installed)"
 
-
-CONFIGURATION = click.RichHelpConfiguration(
-    text_markup="markdown",
-    show_arguments=True,
-    style_option="bold cyan",
-    option_groups={"*": [{"name": "Common flags", "options": [*_COMMON, "--help"]}]},
-    command_groups={
-        "unrewind": [
-            {"name": "Decisions", "commands": ["serve", "token", "accept", "import"]},
-            {
-                "name": "Effects",
-                "commands": [
-                    "releases",
-                    "commands",
-                    "lanes",
-                    "dead-letters",
-                    "dispatch",
-                    "sweep",
-                    "stop",
-                    "resume",
-                    "stops",
-                ],
-            },
-            {
-                "name": "Looking",
-                "commands": [
-                    "status",
-                    "gaps",
-                    "history",
-                    "where",
-                    "operations",
-                    "observations",
-                    "verify",
-                ],
-            },
-            {"name": "Upgrading", "commands": ["migrate"]},
-            {
-                "name": "After a rewind",
-                "commands": ["snapshot", "restore", "recover", "evidence", "drill"],
-            },
-        ]
-    },
-)
 
 EPILOG = (
     "Exit codes: **0** fine, **1** findings, **2** usage, **3** closed or refused. "
@@ -202,8 +160,7 @@ EPILOG = (
 
 
 @click.group("unrewind", cls=Program, epilog=EPILOG)
-@click.rich_config(help_config=CONFIGURATION)
-@click.version_option(_version(), prog_name="unrewind", message="%(prog)s %(version)s")
+@click.custom_version_option(_version)
 @common
 def main() -> None:
     """An acknowledged decision survives a database rewind.
@@ -212,7 +169,7 @@ def main() -> None:
     when the two disagree, and rebuilds what was lost. Commands that inspect or recover work on the
     files alone: beside a live server, beside a hung one, or with none.
     """
-    if get_current_context().invoked_subcommand != "serve":
+    if click.get_current_context().invoked_subcommand != "serve":
         # What a command has to say it says itself, in one line; a server keeps a log.
         logging.getLogger("unrewind").addHandler(logging.NullHandler())
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, settings
@@ -15,9 +15,9 @@ from api.opening import ask, principal, working
 from api.output import plain, print_facts, print_json, print_line, print_rows
 from api.progress import shown
 from journal import feed
+from journal.driving import drive
 from journal.record import Record
 from journal.store.reconciled import Found
-from journal.worker import drive
 from reconstruct import auditing
 from reconstruct.auditing import Reconciled
 from reconstruct.judging import Finding

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
+import click
 import msgspec
-import rich_click as click
 
 from api.cli.failures import Code
 from api.cli.program import common, configuration, examples, existing_file, flags, main, settings
 from api.opening import ask, check_known, principal, writing
 from api.output import plain, print_facts, print_json, print_line
 from api.progress import shown
+from journal.driving import drive
 from journal.errors import LockHeld
 from journal.settings import Settings
-from journal.worker import drive
 from reconstruct import inflight, recovery
 from reconstruct.beginning import NOT_FENCED
 from reconstruct.describing import MOST, describe

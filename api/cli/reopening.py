@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, settings
@@ -12,9 +12,9 @@ from api.cli.recovering import recover
 from api.opening import principal, writing
 from api.output import plain, print_facts, print_json, print_line
 from journal.control import Opening, Stage
+from journal.driving import drive
 from journal.errors import Refused
 from journal.record import Record
-from journal.worker import drive
 from reconstruct import recovery
 from reconstruct.completion import WAIVABLE
 from reconstruct.recovery import Reopened

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask
-from api.output import print_facts, print_json
+from api.output import print_facts, print_json, print_line
 from journal.errors import Invalid
 from reconstruct import snapshots
 
@@ -20,7 +20,8 @@ from reconstruct import snapshots
 def snapshot(directory: str) -> int:
     """Copy the store, as of one moment, into a new directory; beside a live server or with none.
 
-    The journal is not in it: it is what a store that was put back is brought forward from.
+    The journal is not in it: it is what a store that was put back is brought forward from. Of a
+    store on a server it holds unrewind's own tables alone, not the application's.
     """
     taken = ask(settings(), snapshots.snapshot, _directory(directory))
     if flags().json:
@@ -36,6 +37,10 @@ def snapshot(directory: str) -> int:
             ("sha256", taken.sha256),
         ]
     )
+    if taken.rows:
+        print_line(
+            "not in it: the application's own tables; back those up with the server's own means"
+        )
     return Code.FINE
 
 
@@ -67,8 +72,9 @@ def _directory(text: str) -> Path:
 def restore(directory: str, confirm_tenant: str, confirm_history: str) -> int:
     """Put a snapshot in the store's place. What stood there is moved aside, not deleted.
 
-    Refused while any process has the tenant open. The tenant is rewound afterwards and stays
-    closed until `unrewind recover` has brought it forward.
+    On a server unrewind's own tables are replaced, in one transaction, and a copy of what they held
+    is kept in the data directory. Refused while any process has the tenant open. The tenant is
+    rewound afterwards and stays closed until `unrewind recover` has brought it forward.
     """
     path = _directory(directory)
     if not path.exists():
@@ -81,8 +87,13 @@ def restore(directory: str, confirm_tenant: str, confirm_history: str) -> int:
         [
             ("restored", directory),
             ("sequence", done.snapshot.place.sequence),
-            ("replaced files", done.replaced),
+            ("replaced", done.replaced),
             ("next", "unrewind recover begin"),
         ]
     )
+    if done.snapshot.rows:
+        print_line(
+            "as they were: the application's own tables; `recover apply` replays what projections "
+            "keep there"
+        )
     return Code.FINE

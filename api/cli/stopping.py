@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.lanes import tell_lane
@@ -11,8 +11,8 @@ from api.opening import ask, principal, writing
 from api.output import print_json, print_line, print_rows
 from journal import handling, stopping
 from journal.control import Control, Hold, LaneState, Running, hold_name
+from journal.driving import drive
 from journal.record import Record
-from journal.worker import drive
 
 _NAME = click.argument("name", metavar="TYPE[/ACTION]", required=False)
 _LANE = click.option("--lane", metavar="NAME", help="A lane instead, as `unrewind lanes` does it.")

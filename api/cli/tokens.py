@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import rich_click as click
+import click
 
 from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
 from api.opening import ask, principal, writing
 from api.output import print_json, print_line, print_rows
 from journal.control import Role, Token
+from journal.driving import drive
 from journal.record import Record
 from journal.settings import Settings
 from journal.tokens import PREFIX, create_token, revoke_token
-from journal.worker import drive
 
 
 @main.group("token")

@@ -6,8 +6,8 @@ from api.cli.failures import Code
 from api.cli.program import common, examples, flags, main, settings
 from api.opening import check_known, writing
 from api.output import print_facts, print_json
+from journal.driving import drive
 from journal.standing import renew_witness
-from journal.worker import drive
 
 
 @main.group("witness")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import click
 import msgspec
-import rich_click as click
 
 from api.cli.failures import Code
 from api.cli.holding import Holds, next_step, read_holds
@@ -14,12 +14,12 @@ from api.cli.program import Listing, common, examples, flags, main, settings
 from api.opening import ask, principal, working
 from api.output import print_facts, print_json, print_line, print_rows
 from journal import feed, handling, inquiry
+from journal.driving import drive
 from journal.inquiry import Filter, WorkView
 from journal.lanes import Effect
 from journal.record import Record
 from journal.reports import Reception
 from journal.work import Status
-from journal.worker import drive
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -329,9 +329,10 @@ class SqlLog:
     async def rivals(self, entity: str) -> list[Rival]:
         """See ``Log.rivals``."""
         return [
-            Rival(read(text.encode(), bytes(body)), stored, seen)
+            Rival(read(bytes(text), bytes(body)), stored, seen)
             for text, body, stored, seen in self._query(
-                "SELECT envelope, body, stored, seen FROM rivals WHERE entity = ? ORDER BY number",
+                "SELECT CAST(envelope AS BLOB), body, stored, seen FROM rivals"
+                " WHERE entity = ? ORDER BY number",
                 entity,
             )
         ]

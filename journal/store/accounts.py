@@ -51,8 +51,8 @@ def read_backlog(moment: str) -> Statement:
     people = "(status = 'dead' OR (status = 'unknown' AND due IS NULL))"
     return Statement(
         "SELECT count(*),"
-        f" coalesce(sum(finished IS NULL AND NOT {people}), 0),"
-        f" coalesce(sum(finished IS NULL AND {people}), 0), max(finished)"
+        f" count(*) FILTER (WHERE finished IS NULL AND NOT {people}),"
+        f" count(*) FILTER (WHERE finished IS NULL AND {people}), max(finished)"
         " FROM unrewind_work WHERE created <= ? AND (finished IS NULL OR finished > ?)",
         (moment, moment),
     )

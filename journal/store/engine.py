@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from journal.errors import Refused
 from journal.formats import FIRST
 from journal.sql import Batch, Database, Result, Stamp
 
@@ -36,6 +37,10 @@ class SqlStore(ABC):
     @abstractmethod
     def copy_to(self, target: Path) -> None:
         """A consistent, durable copy of the database as of one moment."""
+
+    def put_back(self, source: Path) -> None:
+        """Replace every row by those of a copy, in one transaction. Raises Refused for a file."""
+        raise Refused(f"{self.database.label} is a file: a copy takes its place, {source} does not")
 
     async def read(self, statements: Batch) -> list[Result]:
         """See ``Store.read``."""

@@ -103,7 +103,7 @@ def read_delivered(
     return Statement(
         f"SELECT json_group_array(json_array(number, json_array({_WORK}))) FROM (SELECT w.*"
         " FROM unrewind_work w WHERE w.entity >= ? AND w.entity < ? AND w.status = 'done'"
-        " AND w.effect = 'external' AND (? IS NULL OR w.name = ?)"
+        " AND w.effect = 'external' AND (CAST(? AS TEXT) IS NULL OR w.name = ?)"
         " AND (w.entity, w.number) > (?, ?) AND NOT EXISTS (SELECT 1 FROM unrewind_reconciled r"
         "  WHERE r.id = w.id AND r.generation = ?)"
         " ORDER BY w.entity, w.number LIMIT ?) w",

@@ -37,13 +37,13 @@ class StoredDecision(Struct, frozen=True):
     body: bytes
 
 
-_MARKER_COLUMNS = "format, tenant, instance, history, generation, sequence, digest, journalled"
+MARKER_COLUMNS = "format, tenant, instance, history, generation, sequence, digest, journalled"
 _HEAD_ARRAY = (
     "json_array(entity, revision, lower(hex(history)), lower(hex(digest)), sequence,"
     " state, version, data)"
 )
 
-READ_MARKER = Statement(f"SELECT {_MARKER_COLUMNS} FROM unrewind_marker")
+READ_MARKER = Statement(f"SELECT {MARKER_COLUMNS} FROM unrewind_marker")
 
 DEFER_FOREIGN_KEYS = Statement("PRAGMA defer_foreign_keys=ON")
 """For a replay's batches, after the fence: rows of several entities may come in another order.
@@ -69,7 +69,7 @@ def found(marker: Marker) -> Statement:
     """Write the first marker into an empty store; a constraint refuses a second one."""
     place = marker.place
     return Statement(
-        f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,?,?,?,?,?,?,?,?)",
+        f"INSERT INTO unrewind_marker (one, {MARKER_COLUMNS}) VALUES (1,?,?,?,?,?,?,?,?)",
         (
             marker.format,
             marker.tenant,
@@ -91,7 +91,7 @@ def fence(marker: Marker, to: Place, journalled: int) -> Fence:
     """
     place = marker.place
     return Fence(
-        f"INSERT INTO unrewind_marker (one, {_MARKER_COLUMNS}) VALUES (1,"
+        f"INSERT INTO unrewind_marker (one, {MARKER_COLUMNS}) VALUES (1,"
         " (SELECT ? FROM unrewind_marker WHERE history = ? AND generation = ?"
         "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"
         " ?,?,?,?,?,?,?)"
@@ -149,7 +149,7 @@ def page_of_heads(after: str, limit: int) -> Statement:
     """Heads in the order of their names, as ``heads_of`` takes them."""
     return Statement(
         f"SELECT json_group_array({_HEAD_ARRAY}) FROM (SELECT * FROM unrewind_entities"
-        " WHERE entity > ? ORDER BY entity LIMIT ?)",
+        " WHERE entity > ? ORDER BY entity LIMIT ?) e",
         (after, limit),
     )
 
@@ -219,7 +219,7 @@ def keep_decisions(rows: Sequence[Row]) -> Rows:
     """Keep journal entries' bytes as they are, unjudged; damaged ones need not be text."""
     return Rows(
         "INSERT INTO unrewind_decisions (sequence, digest, envelope, body)"
-        " SELECT column1, column2, CAST(column3 AS TEXT), column4 FROM (VALUES {rows})"
+        " SELECT column1, column2, CAST(column3 AS TEXT), column4 FROM (VALUES {rows}) v"
         " WHERE true ON CONFLICT (sequence) DO NOTHING",
         [(row.sequence, bytes.fromhex(row.digest), row.text, row.body) for row in rows],
     )

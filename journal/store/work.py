@@ -104,13 +104,16 @@ def park(identity: str, why: str, attempts: int, backoff: float) -> Statement:
 def _select(where: str, order: str = "", *parameters: object) -> Statement:
     return Statement(
         f"SELECT json_group_array({_ARRAY}) FROM (SELECT * FROM unrewind_work"
-        f" WHERE {where} {order})",
+        f" WHERE {where} {order}) w",
         parameters,
     )
 
 
 def _json(values: Iterable[object]) -> str:
     return msgspec.json.encode(list(values)).decode()
+
+
+_CLAIMS = "SELECT value ->> 0, CAST(value ->> 1 AS BIGINT) FROM json_each(?)"
 
 
 def read_work(ids: Iterable[str]) -> Statement:
@@ -124,7 +127,7 @@ def read_of_entities(entities: Iterable[str], versions: Iterable[tuple[str, str]
         f"SELECT json_group_array({_ARRAY}) FROM (SELECT * FROM unrewind_work"
         " WHERE entity IN (SELECT value FROM json_each(?)) AND finished IS NULL"
         " UNION SELECT w.* FROM json_each(?) v JOIN unrewind_work w"
-        "  ON w.entity = v.value ->> 0 AND w.version = v.value ->> 1)",
+        "  ON w.entity = v.value ->> 0 AND w.version = v.value ->> 1) w",
         (_json(entities), _json(versions)),
     )
 
@@ -191,6 +194,22 @@ def read_askable(lane: str, limit: int) -> Statement:
     )
 
 
+def read_due(lanes: Iterable[str]) -> Statement:
+    """Whether anything is to be done now that needs no worker to ask for it.
+
+    Work of these lanes is due, a receiver is to be asked, or something's time is over.
+    """
+    return Statement(
+        "SELECT CASE WHEN EXISTS (SELECT 1 FROM unrewind_work WHERE status IN ('ready', 'retry')"
+        f" AND lane IN (SELECT value FROM json_each(?)) AND due <= {NOW})"
+        " OR EXISTS (SELECT 1 FROM unrewind_work WHERE status IN ('pending', 'unknown')"
+        f" AND lane IN (SELECT value FROM json_each(?)) AND due IS NOT NULL AND due <= {NOW})"
+        f" OR EXISTS (SELECT 1 FROM unrewind_work WHERE status = 'running' AND sweep_at <= {NOW})"
+        " THEN 1 ELSE 0 END",
+        (_json(lanes), _json(lanes)),
+    )
+
+
 def postpone(ids: Iterable[str], seconds: float) -> Statement:
     """Ask about these releases again no sooner than this."""
     return Statement(
@@ -221,7 +240,7 @@ def select_numbered(where: str, order: str = "", *parameters: object) -> Stateme
     """Rows with their numbers, as ``page_of`` takes them."""
     return Statement(
         f"SELECT json_group_array(json_array(number, {_ARRAY})) FROM"
-        f" (SELECT * FROM unrewind_work WHERE {where} {order})",
+        f" (SELECT * FROM unrewind_work WHERE {where} {order}) w",
         parameters,
     )
 
@@ -307,7 +326,7 @@ def beat(claims: Iterable[tuple[str, int]], sweep_after: float) -> Statement:
     return Statement(
         f"UPDATE unrewind_work SET heartbeat = {NOW}, sweep_at = {later(sweep_after)}"
         " WHERE status = 'running' AND (id, lease) IN"
-        " (SELECT value ->> 0, value ->> 1 FROM json_each(?))",
+        f" ({_CLAIMS})",
         (_json(claims),),
     )
 
@@ -317,7 +336,7 @@ def set_step(claims: Iterable[tuple[str, int]], step: str) -> Statement:
     return Statement(
         f"UPDATE unrewind_work SET step = ?, started = coalesce(started, {NOW}), heartbeat = {NOW}"
         " WHERE status = 'running' AND (id, lease) IN"
-        " (SELECT value ->> 0, value ->> 1 FROM json_each(?))",
+        f" ({_CLAIMS})",
         (step, _json(claims)),
     )
 
@@ -325,7 +344,7 @@ def set_step(claims: Iterable[tuple[str, int]], step: str) -> Statement:
 def read_claims(claims: Iterable[tuple[str, int]]) -> Statement:
     """Those of these claims that still are the newest ones and in progress."""
     return _select(
-        "status = 'running' AND (id, lease) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))",
+        f"status = 'running' AND (id, lease) IN ({_CLAIMS})",
         "",
         _json(claims),
     )
@@ -402,7 +421,7 @@ def write_sweep(moved: int, absorbed: int, process: int) -> Statement:
     return Statement(
         f"INSERT INTO unrewind_sweeps VALUES (1, {NOW}, ?, ?, ?, ?) ON CONFLICT (one) DO UPDATE SET"
         " succeeded = excluded.succeeded, moved = excluded.moved,"
-        " total = total + excluded.total, absorbed = excluded.absorbed,"
+        " total = unrewind_sweeps.total + excluded.total, absorbed = excluded.absorbed,"
         " process = excluded.process",
         (moved, moved, absorbed, process),
     )

@@ -262,8 +262,9 @@ CASES = [
     Bad("writer lists tokens", "GET", "/v1/main/tokens", None, {}, 403, "forbidden", "writer"),
     # Paths.
     read("no such path", "nonsense", 404, "not-found"),
-    Bad("another tenant", "GET", "/v1/other/status", None, {}, 404, "not-found"),
-    Bad("another tenant's decision", "POST", "/v1/other/decisions", GOOD, {}, 404, "not-found"),
+    Bad("another tenant", "GET", "/v1/other/status", None, {}, 401, "unauthenticated"),
+    Bad("another's decision", "POST", "/v1/other/decisions", GOOD, {}, 401, "unauthenticated"),
+    Bad("no path of another tenant", "GET", "/v1/other/nonsense", None, {}, 404, "not-found"),
     Bad("the root", "GET", "/", None, {}, 404, "not-found"),
     read("escape cut off", "operations/a%2"),
     read("escape of no digits", "entities/document/%zz"),

@@ -18,6 +18,7 @@ from journal import errors
 from journal.control import ControlUnreadable, Role
 from journal.settings import Settings
 from tests.api.servers import Server
+from tests.soak.processes import LONG
 
 load_all_checks()
 CHECKED = [
@@ -34,14 +35,19 @@ CHECKED = [
 # A malformed item of a batch is refused in its own answer, and the batch is answered 200.
 REFUSED = CHECKS.get_one("negative_data_rejection")
 FUZZED = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=200 if LONG else 20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
+# Marked when they are collected for the long rounds: to collect them twice takes seconds.
+pytestmark = [pytest.mark.soak] if LONG else []
 
 
 LEASE = 2**32 + 1
 """The first claim's number in the first generation."""
 
-DOCUMENT: dict[str, Any] = msgspec.json.decode(create_app(Settings()).state["openapi"])
+DOCUMENT: dict[str, Any] = msgspec.json.decode(create_app(Settings()).state["openapi"]())
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 
 
@@ -193,6 +199,10 @@ def test_each_role_is_asked_for_where_it_should_be() -> None:
         f"GET {prefix}recovery",
         f"GET {prefix}recovery/report",
         f"POST {prefix}tokens",
+        f"GET {prefix}tenants",
+        f"POST {prefix}tenants",
+        f"GET {prefix}tenants/{{name}}",
+        f"POST {prefix}tenants/{{name}}/close",
         f"GET {prefix}tokens",
         f"DELETE {prefix}tokens/{{id}}",
         f"POST {prefix}releases/{{id}}/settle",

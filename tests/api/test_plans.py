@@ -40,6 +40,7 @@ STATEMENTS: Mapping[str, Statement | Iterable[Statement]] = {
         works.read_claimable("delivery", 64, "now", (), ("rel_1",)),
     ],
     "read_claims": works.read_claims(CLAIMS),
+    "read_due": works.read_due(["delivery"]),
     "read_expired": works.read_expired(200),
     "read_flow": works.read_flow(60),
     "read_of_entities": works.read_of_entities(["document/1"], [("document/1", "v1")]),

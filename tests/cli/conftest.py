@@ -1,6 +1,5 @@
-"""The command as a user starts it: a real process, its exit code and what it printed."""
+"""The command as a user has it: its exit code, and what it printed."""
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -11,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.support.commanding import Result, unrewind
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60
@@ -29,13 +30,20 @@ class Command:
         }
         (home / "unrewind.toml").write_text(FREE)
 
-    def __call__(self, *words: object, given: bytes | None = None, **environment: str) -> "Result":
+    def __call__(self, *words: object, given: bytes = b"", **environment: str) -> Result:
+        """Run a command in this process; what serves is a process of its own."""
+        if "serve" in words:
+            return self.process(*words, given=given, **environment)
+        named = [str(word) for word in words]
+        return unrewind(named, self.home, {**self.environment, **environment}, given)
+
+    def process(self, *words: object, given: bytes = b"", **environment: str) -> Result:
+        """Run a command as a shell does."""
         done = subprocess.run(
             self.words(*words),
             cwd=self.home,
             env={**self.environment, **environment},
             input=given,
-            stdin=subprocess.DEVNULL if given is None else None,
             capture_output=True,
             timeout=SECONDS,
             check=False,
@@ -89,27 +97,18 @@ class Command:
                 return 0
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+class Shell(Command):
+    """The same, with a process for every command."""
 
-    def __repr__(self) -> str:
-        return f"exit {self.code}\nstdout: {self.out}\nstderr: {self.err}"
+    def __call__(self, *words: object, given: bytes = b"", **environment: str) -> Result:
+        return self.process(*words, given=given, **environment)
 
-    @property
-    def json(self) -> dict:
-        assert self.out.count("\n") == 1, self
-        return json.loads(self.out)
 
-    def complains(self, code: int, *parts: str) -> str:
-        """Ends with ``code`` and one line on stderr that has these parts; the line."""
-        assert self.code == code, self
-        assert self.err.startswith("unrewind: "), self
-        assert self.err.count("\n") == 1, self
-        assert self.err.endswith("\n"), self
-        for part in parts:
-            assert part in self.err, self
-        return self.err
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    home = tmp_path / "home"
+    home.mkdir()
+    return Shell(home)
 
 
 @pytest.fixture

@@ -378,7 +378,7 @@ def test_r15_a_full_disk_is_one_line_and_the_rerun_completes(cli):
 
 
 def test_a_pipe_gets_no_progress(cli):
-    done = cli("import", put(cli, "a.csv", table(5000)), *WITH_IDS)
+    done = cli.process("import", put(cli, "a.csv", table(5000)), *WITH_IDS)
     assert done.code == 0
     assert done.err == ""
     assert done.out == "5000 rows: 5000 accepted, 0 duplicate, 0 refused\n"

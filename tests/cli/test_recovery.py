@@ -23,7 +23,8 @@ def fill(cli, first: int, last: int) -> None:
     assert done.json["accepted"] == last - first + 1
 
 
-def test_p2_p11_a_restored_store_is_brought_back_to_the_same_digest(cli):
+def test_p2_p11_a_restored_store_is_brought_back_to_the_same_digest(shell):
+    cli = shell
     fill(cli, 1, 5)
     taken = cli("snapshot", "backup", "--json")
     assert taken.code == 0

@@ -3,9 +3,16 @@
 import os
 import pty
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from api.cli import main
+from api.cli.index import MODULES
+from api.cli.shell import load_all
 
 ACCEPT = ("accept", "--operation", "op", "--entity", "case/1", "--action", "note")
 IMPORT = ("import", "--entity-type", "case", "--entity", "case", "--action", "action")
@@ -103,6 +110,8 @@ IN_A_TENANT = {
     "where is an unknown operation",
 }
 
+AS_A_PROCESS = {"no command", "not UTF-8", "unknown flag", "body is not JSON", "no such zone"}
+
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_usage_is_one_line_and_exit_code_2(cli, name):
@@ -112,21 +121,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(cli, name):
     if name == "caller-owned type":
         with (cli.home / "unrewind.toml").open("a") as config:
             config.write('[lifecycle.theirs]\nkind = "free"\nowner = "caller"\n')
-    done = subprocess.run(
-        [*cli.words(), *words],
-        cwd=cli.home,
-        env=cli.environment,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2, done
-    assert done.stdout == b""
-    line = done.stderr.decode()
-    assert line.startswith("unrewind: ")
-    assert line.count("\n") == 1
-    assert said in line
+    run = cli.process if name in AS_A_PROCESS else cli
+    done = run(*(os.fsdecode(word) for word in words))
+    done.complains(2, said)
+    assert done.out == ""
 
 
 @pytest.mark.parametrize(
@@ -280,3 +278,38 @@ def test_every_command_explains_itself(cli):
         assert "--json" in done.out
         assert done.err == ""
     assert cli("--version").out.startswith("unrewind ")
+
+
+def test_the_index_names_the_module_of_every_command():
+    def found(group: click.Group, path: tuple[str, ...], home: str) -> Iterator[tuple[str, str]]:
+        for name, command in group.commands.items():
+            module = command.callback.__module__.rpartition(".")[2]
+            if module != home:
+                yield " ".join((*path, name)), module
+            if isinstance(command, click.Group):
+                yield from found(command, (*path, name), module)
+
+    load_all()
+    assert dict(found(main, (), "program")) == MODULES
+
+
+def test_a_command_that_looks_starts_without_what_it_does_not_need(cli):
+    cli.accept("op-1")
+    heavy = {"asyncio", "aiosqlite", "rich", "rich_click", "multiprocessing", "psycopg", "nats"}
+    script = f"""
+import sys
+from api.cli import main
+try:
+    main(["status"])
+except SystemExit as done:
+    sys.exit(done.code or f"imported: {{sorted({heavy} & set(sys.modules))}}")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cli.home,
+        env=cli.environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == b"imported: []\n"

@@ -26,15 +26,15 @@ from journal.log import (
     Moved,
     Rival,
 )
-from journal.log.sqlite import SqliteLog
-from tests.support.engines import Engine
+from journal.log.engine import SqlLog
+from tests.support.engines import BYTES, Engine
 from tests.support.sealing import HISTORY, MOMENT, OTHER_HISTORY, Caller, sealed
 
 FORCE = Authority(HISTORY, 1, Stage.OPEN, 1, "0" * 64)
 
 
 @pytest.fixture
-async def log(engine: Engine) -> AsyncIterator[SqliteLog]:
+async def log(engine: Engine) -> AsyncIterator[SqlLog]:
     made = await engine.log()
     yield made
     await made.close()
@@ -58,22 +58,22 @@ def as_decisions(entries: Sequence[Entry]) -> list[tuple[str, Entry]]:
     return [(DECISIONS, entry) for entry in entries]
 
 
-async def add(log: SqliteLog, *entries: Entry, stream: str = DECISIONS) -> None:
+async def add(log: SqlLog, *entries: Entry, stream: str = DECISIONS) -> None:
     await log.append(Append(entries=[(stream, entry) for entry in entries]), await log.look())
 
 
-async def positions(log: SqliteLog) -> list[int]:
+async def positions(log: SqlLog) -> list[int]:
     return [row.position for row in await log.feed(0, 10_000)]
 
 
-async def test_a_new_log_stands_at_its_founding(log: SqliteLog) -> None:
+async def test_a_new_log_stands_at_its_founding(log: SqlLog) -> None:
     assert await log.look() == Look(1, FORCE, None, 1, flawed=False)
     assert [row.stream for row in await log.control()] == [CONTROL]
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 4000])
 async def test_an_append_adds_many_entries_in_order(
-    engine: Engine, log: SqliteLog, count: int
+    engine: Engine, log: SqlLog, count: int
 ) -> None:
     entries = decisions(count)
     await log.append(Append(entries=as_decisions(entries)), await log.look())
@@ -86,7 +86,7 @@ async def test_an_append_adds_many_entries_in_order(
     await other.close()
 
 
-async def look_away(log: SqliteLog) -> dict[str, Look]:
+async def look_away(log: SqlLog) -> dict[str, Look]:
     """Looks that differ from the log's own in one part each."""
     found = await log.look()
     assert found.authority is not None
@@ -131,7 +131,7 @@ PARTS = (
 
 @pytest.mark.parametrize("part", PARTS)
 async def test_p7_r8_an_append_that_expects_another_standing_leaves_nothing(
-    log: SqliteLog, part: str
+    log: SqlLog, part: str
 ) -> None:
     await add(log, *decisions(1))
     before = await log.look()
@@ -162,7 +162,7 @@ def whole_append() -> Append:
 
 
 async def test_r8_of_two_appends_that_expect_the_same_standing_one_is_refused(
-    engine: Engine, log: SqliteLog
+    engine: Engine, log: SqlLog
 ) -> None:
     other = engine.same_log()
     look = await log.look()
@@ -173,7 +173,7 @@ async def test_r8_of_two_appends_that_expect_the_same_standing_one_is_refused(
     await other.close()
 
 
-async def test_p7_an_append_puts_its_authority_in_force(engine: Engine, log: SqliteLog) -> None:
+async def test_p7_an_append_puts_its_authority_in_force(engine: Engine, log: SqlLog) -> None:
     look = await log.look()
     begun = Authority(HISTORY, 2, Stage.CLOSED, 1, "0" * 64)
     await log.append(Append(becomes=begun), look)
@@ -207,7 +207,7 @@ CLASHES: dict[str, tuple[str, Entry]] = {
 
 @pytest.mark.parametrize("what", CLASHES)
 @pytest.mark.parametrize("together", [True, False], ids=["in one append", "in a later append"])
-async def test_p6_r9_a_place_is_taken_once(log: SqliteLog, what: str, together: bool) -> None:
+async def test_p6_r9_a_place_is_taken_once(log: SqlLog, what: str, together: bool) -> None:
     clash = CLASHES[what]
     before = await log.look()
     if together:
@@ -224,7 +224,7 @@ async def test_p6_r9_a_place_is_taken_once(log: SqliteLog, what: str, together: 
     assert [row.entry() for row in await log.decisions(0, 9)] == [A, B]
 
 
-async def test_a_place_may_be_taken_again_in_another_history_or_order(log: SqliteLog) -> None:
+async def test_a_place_may_be_taken_again_in_another_history_or_order(log: SqlLog) -> None:
     await add(log, A)
     elsewhere = sealed(
         b"x", entity=A.envelope.entity, operation="op-9", sequence=1, history=OTHER_HISTORY
@@ -241,35 +241,23 @@ async def test_a_place_may_be_taken_again_in_another_history_or_order(log: Sqlit
     assert len(await positions(log)) == 7
 
 
-CHANGES = {
-    "update": "UPDATE {table} SET envelope = '{{}}'",
-    "update of a column": "UPDATE {table} SET digest = x'00'",
-    "delete": "DELETE FROM {table}",
-    "insert or replace": "INSERT OR REPLACE INTO {table} SELECT * FROM {table}",
-    "replace": "REPLACE INTO {table} SELECT * FROM {table}",
-    "upsert": "INSERT INTO {table} SELECT * FROM {table} WHERE true"
-    " ON CONFLICT DO UPDATE SET envelope = '{{}}'",
-    "update or replace": "UPDATE OR REPLACE {table} SET envelope = 'x'",
-}
-
-
 @pytest.mark.parametrize("table", ["entries", "rivals"])
-@pytest.mark.parametrize("change", CHANGES)
-async def test_p10_evidence_is_never_changed(
-    engine: Engine, log: SqliteLog, table: str, change: str
-) -> None:
+async def test_p10_evidence_is_never_changed(engine: Engine, log: SqlLog, table: str) -> None:
     await log.append(whole_append(), await log.look())
     before = engine.run(log, f"SELECT * FROM {table}")
     assert before != []
+    key = {"entries": "position", "rivals": "number"}[table]
     other = engine.same_log()
-    for port in (log, other):
-        with pytest.raises(Exception, match=r"never changed|never deleted"):
-            engine.run(port, CHANGES[change].format(table=table))
-        assert engine.run(port, f"SELECT * FROM {table}") == before
+    for change in engine.changes.values():
+        for port in (log, other):
+            statement = change.format(table=table, key=key, schema="{schema}")
+            with pytest.raises(Exception, match=r"never changed|never deleted"):
+                engine.run(port, statement)
+            assert engine.run(port, f"SELECT * FROM {table}") == before
     await other.close()
 
 
-async def test_a_rival_is_kept_once(log: SqliteLog) -> None:
+async def test_a_rival_is_kept_once(log: SqlLog) -> None:
     rival = Rival(sealed(b"rival"), "a" * 64, MOMENT)
     for _ in range(2):
         await log.append(Append(rivals=[rival]), await log.look())
@@ -277,7 +265,7 @@ async def test_a_rival_is_kept_once(log: SqliteLog) -> None:
     assert await log.rivals("contract/2") == []
 
 
-async def test_h11_sub_seconds_come_back_intact(log: SqliteLog) -> None:
+async def test_h11_sub_seconds_come_back_intact(log: SqlLog) -> None:
     moment = "2026-03-14T09:26:53.000001Z"
     entry = sealed(bytes(range(256)), sequence=1, at=moment, recorded=moment)
     await add(log, entry)
@@ -293,7 +281,7 @@ async def test_h11_sub_seconds_come_back_intact(log: SqliteLog) -> None:
 @pytest.mark.parametrize(
     "name", ["case/\U0001f4c4 \u2028", "case/it's", 'case/"q"\\', "case/\ue000", "case/%_*"]
 )
-async def test_h12_names_come_back_intact(log: SqliteLog, name: str) -> None:
+async def test_h12_names_come_back_intact(log: SqlLog, name: str) -> None:
     entry = sealed(b"", entity=name, operation=name, sequence=1, actor="\x00\x1f\U0010ffff")
     await add(log, entry)
     assert [row.entry() for row in await log.operations([name, "nothing"])] == [entry]
@@ -302,7 +290,7 @@ async def test_h12_names_come_back_intact(log: SqliteLog, name: str) -> None:
     assert newest.entry() == entry
 
 
-async def test_operations_are_found_by_the_thousand(log: SqliteLog) -> None:
+async def test_operations_are_found_by_the_thousand(log: SqlLog) -> None:
     entries = decisions(1200)
     await log.append(Append(entries=as_decisions(entries)), await log.look())
     found = await log.operations([f"op-{n}" for n in range(1, 2400)])
@@ -310,7 +298,7 @@ async def test_operations_are_found_by_the_thousand(log: SqliteLog) -> None:
     assert await log.operations([]) == []
 
 
-async def test_the_main_order_excludes_the_others(log: SqliteLog) -> None:
+async def test_the_main_order_excludes_the_others(log: SqlLog) -> None:
     await add(log, A, B)
     elsewhere = sealed(b"", operation="op-99", sequence=99)
     await add(log, elsewhere, stream="caller/contract")
@@ -325,7 +313,7 @@ async def test_the_main_order_excludes_the_others(log: SqliteLog) -> None:
     assert [row.sequence for row in await log.decisions(1, 9)] == [2]
 
 
-async def test_each_order_is_read_alone_above_a_sequence_of_its_own(log: SqliteLog) -> None:
+async def test_each_order_is_read_alone_above_a_sequence_of_its_own(log: SqlLog) -> None:
     assert await log.last_in(OBSERVATIONS) == 0
     seen = [
         sealed(entity=f"observation/{n}", operation=f"seen-{n}", sequence=n, revision=1)
@@ -349,7 +337,7 @@ async def test_each_order_is_read_alone_above_a_sequence_of_its_own(log: SqliteL
     assert last.sequence == 5
 
 
-async def test_a_history_is_read_by_revision_whatever_the_order_of_arrival(log: SqliteLog) -> None:
+async def test_a_history_is_read_by_revision_whatever_the_order_of_arrival(log: SqlLog) -> None:
     chain = Caller().chain("contract/1", 6)
     for at in (5, 0, 3, 1):
         await add(log, chain[at], stream="caller/contract")
@@ -368,7 +356,7 @@ async def test_a_history_is_read_by_revision_whatever_the_order_of_arrival(log: 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 500])
 async def test_heads_are_paged_in_the_order_of_their_names_without_callers(
-    log: SqliteLog, limit: int
+    log: SqlLog, limit: int
 ) -> None:
     entries = decisions(5)
     await add(log, *entries)
@@ -386,7 +374,7 @@ async def test_heads_are_paged_in_the_order_of_their_names_without_callers(
     ]
 
 
-async def test_chains_and_flaws_are_replaced_for_settled_entities_alone(log: SqliteLog) -> None:
+async def test_chains_and_flaws_are_replaced_for_settled_entities_alone(log: SqlLog) -> None:
     def chain(entity: str, revision: int) -> EntityChain:
         return EntityChain(entity, Head(revision, HISTORY, f"{revision:064x}"), "s", revision + 2)
 
@@ -413,7 +401,7 @@ async def test_chains_and_flaws_are_replaced_for_settled_entities_alone(log: Sql
     assert await log.flaws(None, first.key, 9) == [flaw("contract/2", 2)]
 
 
-async def test_the_feed_gives_every_order_by_position(log: SqliteLog) -> None:
+async def test_the_feed_gives_every_order_by_position(log: SqlLog) -> None:
     await add(log, A, B)
     await add(log, sealed(b"", operation="op-9"), stream="caller/contract")
     assert [row.stream for row in await log.feed(0, 9)] == [
@@ -445,14 +433,14 @@ DAMAGES = {
 
 @pytest.mark.parametrize("what", DAMAGES)
 async def test_p10_changed_bytes_are_found_in_the_row_that_holds_them(
-    engine: Engine, log: SqliteLog, what: str
+    engine: Engine, log: SqlLog, what: str
 ) -> None:
     """A bit flipped on the disk, as SQL that no trigger of this log would let pass."""
     column, damage = DAMAGES[what]
     await add(log, *decisions(2))
     row = (await log.decisions(0, 1))[0]
     value: Any = damage(row)
-    if what.endswith("no text"):
+    if what.endswith("no text") and BYTES not in engine.differences:
         _flip(engine, log, "CAST(? AS TEXT)", column, value)
     else:
         _flip(engine, log, "?", column, value)
@@ -462,12 +450,12 @@ async def test_p10_changed_bytes_are_found_in_the_row_that_holds_them(
     assert rows[1].entry() == decisions(1, start=2)[0]
 
 
-def _flip(engine: Engine, log: SqliteLog, placeholder: str, column: str, value: Any) -> None:
-    engine.run(log, "DROP TRIGGER entries_no_update")
+def _flip(engine: Engine, log: SqlLog, placeholder: str, column: str, value: Any) -> None:
+    engine.unguard(log)
     engine.run(log, f"UPDATE entries SET {column} = {placeholder} WHERE position = 2", value)
 
 
-async def test_a_read_only_log_cannot_write(engine: Engine, log: SqliteLog) -> None:
+async def test_a_read_only_log_cannot_write(engine: Engine, log: SqlLog) -> None:
     reader = engine.same_log(read_only=True)
     before = await reader.look()
     with pytest.raises(Unreachable):
@@ -479,7 +467,7 @@ async def test_a_read_only_log_cannot_write(engine: Engine, log: SqliteLog) -> N
 
 
 async def test_p8_a_log_that_is_replaced_is_noticed_by_every_call(
-    engine: Engine, log: SqliteLog
+    engine: Engine, log: SqlLog
 ) -> None:
     look = await log.look()
     engine.replace_log()
@@ -512,7 +500,7 @@ async def test_a_log_that_is_not_there_is_unreachable(engine: Engine) -> None:
             engine.same_log(read_only=read_only)
 
 
-async def test_an_entry_that_cannot_be_stored_leaves_nothing(log: SqliteLog) -> None:
+async def test_an_entry_that_cannot_be_stored_leaves_nothing(log: SqlLog) -> None:
     before = await log.look()
     half = Append(entries=[(DECISIONS, A)], becomes=msgspec.structs.replace(FORCE, generation=None))
     with pytest.raises(EngineError):

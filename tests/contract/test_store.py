@@ -18,7 +18,7 @@ from journal.errors import (
 )
 from journal.sql import Rows, Statement
 from journal.store import tables
-from journal.store.sqlite import SqliteStore
+from journal.store.engine import SqlStore
 from journal.store.tables import FORMAT, Marker
 from tests.support.engines import Engine
 from tests.support.sealing import HISTORY, OTHER_HISTORY, sealed
@@ -30,14 +30,14 @@ FENCE = tables.fence(MARKER, NEXT, 0)
 
 
 @pytest.fixture
-async def store(engine: Engine) -> AsyncIterator[SqliteStore]:
+async def store(engine: Engine) -> AsyncIterator[SqlStore]:
     made = engine.store(MARKER)
     engine.run(made, "CREATE TABLE app (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)")
     yield made
     await made.close()
 
 
-async def marker_of(store: SqliteStore) -> Marker | None:
+async def marker_of(store: SqlStore) -> Marker | None:
     return tables.marker_of((await store.read([tables.READ_MARKER]))[0])
 
 
@@ -45,14 +45,14 @@ def put(number: int, name: str | None) -> Statement:
     return Statement("INSERT INTO app (id, name) VALUES (?, ?)", (number, name))
 
 
-async def names(store: SqliteStore) -> list[str]:
+async def names(store: SqlStore) -> list[str]:
     return [
         row[0] for row in (await store.read([Statement("SELECT name FROM app ORDER BY id")]))[0]
     ]
 
 
 async def test_a_batch_moves_the_marker_and_commits_everything(
-    engine: Engine, store: SqliteStore
+    engine: Engine, store: SqlStore
 ) -> None:
     await store.batch([FENCE, put(1, "one"), put(2, "two")])
     other = engine.same_store()
@@ -72,7 +72,7 @@ WRONG = {
 
 @pytest.mark.parametrize("component", [*WRONG, "instance"])
 async def test_p8_a_fence_whose_marker_differs_in_one_component_fails_and_leaves_nothing(
-    store: SqliteStore, component: str
+    store: SqlStore, component: str
 ) -> None:
     if component == "instance":
         expected = msgspec.structs.replace(MARKER, instance="staging")
@@ -85,7 +85,7 @@ async def test_p8_a_fence_whose_marker_differs_in_one_component_fails_and_leaves
 
 
 async def test_p8_a_fence_fails_in_a_store_without_a_marker(
-    engine: Engine, store: SqliteStore
+    engine: Engine, store: SqlStore
 ) -> None:
     engine.run(store, "DELETE FROM unrewind_marker")
     with pytest.raises(FenceFailed):
@@ -93,7 +93,7 @@ async def test_p8_a_fence_fails_in_a_store_without_a_marker(
     assert await marker_of(store) is None
 
 
-async def test_p8_a_fence_passes_once(engine: Engine, store: SqliteStore) -> None:
+async def test_p8_a_fence_passes_once(engine: Engine, store: SqlStore) -> None:
     other = engine.same_store()
     await store.batch([FENCE])
     with pytest.raises(FenceFailed):
@@ -101,13 +101,13 @@ async def test_p8_a_fence_passes_once(engine: Engine, store: SqliteStore) -> Non
     await other.close()
 
 
-async def test_a_fence_takes_the_watermark_and_leaves_the_owner(store: SqliteStore) -> None:
+async def test_a_fence_takes_the_watermark_and_leaves_the_owner(store: SqlStore) -> None:
     to = Place(OTHER_HISTORY, 2, 65_538, "e" * 64)
     await store.batch([tables.fence(MARKER, to, 65_538)])
     assert await marker_of(store) == Marker(FORMAT, "main", "production", to, 65_538)
 
 
-async def test_a_second_founding_is_refused(store: SqliteStore) -> None:
+async def test_a_second_founding_is_refused(store: SqlStore) -> None:
     with pytest.raises(EngineError):
         await store.batch([tables.found(MARKER)])
     assert await marker_of(store) == MARKER
@@ -115,7 +115,7 @@ async def test_a_second_founding_is_refused(store: SqliteStore) -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_a_constraint_that_fails_anywhere_leaves_nothing_and_is_not_the_fence(
-    store: SqliteStore, at: int
+    store: SqlStore, at: int
 ) -> None:
     statements = [FENCE, put(1, "one"), put(2, "two"), put(3, "three")]
     statements[at] = put(9, None)
@@ -126,7 +126,7 @@ async def test_a_constraint_that_fails_anywhere_leaves_nothing_and_is_not_the_fe
 
 
 async def test_a_deferred_foreign_key_counts_at_the_commit_and_leaves_nothing(
-    engine: Engine, store: SqliteStore
+    engine: Engine, store: SqlStore
 ) -> None:
     deferred = "REFERENCES app (id) DEFERRABLE INITIALLY DEFERRED"
     engine.run(store, f"CREATE TABLE child (app INTEGER {deferred})")
@@ -140,7 +140,7 @@ async def test_a_deferred_foreign_key_counts_at_the_commit_and_leaves_nothing(
     assert await marker_of(store) == after
 
 
-async def test_a_statement_that_is_none_leaves_nothing(store: SqliteStore) -> None:
+async def test_a_statement_that_is_none_leaves_nothing(store: SqlStore) -> None:
     with pytest.raises(EngineError) as failed:
         await store.batch([FENCE, put(1, "one"), Statement("INSERT INTO nowhere VALUES (1)")])
     assert not isinstance(failed.value, ConstraintFailed | FenceFailed)
@@ -149,7 +149,7 @@ async def test_a_statement_that_is_none_leaves_nothing(store: SqliteStore) -> No
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 4000])
-async def test_many_rows_are_one_statement(store: SqliteStore, count: int) -> None:
+async def test_many_rows_are_one_statement(store: SqlStore, count: int) -> None:
     rows = Rows("INSERT INTO app (id, name) VALUES {rows}", [(n, f"n{n}") for n in range(count)])
     await store.batch([FENCE, rows])
     assert await names(store) == [f"n{n}" for n in range(count)]
@@ -157,7 +157,7 @@ async def test_many_rows_are_one_statement(store: SqliteStore, count: int) -> No
 
 @pytest.mark.parametrize("count", [2, 255, 256, 257, 4000])
 async def test_many_rows_of_which_the_last_is_refused_leave_nothing(
-    store: SqliteStore, count: int
+    store: SqlStore, count: int
 ) -> None:
     values = [(n, f"n{n}") for n in range(count)]
     values[-1] = (count, "n0")
@@ -166,12 +166,12 @@ async def test_many_rows_of_which_the_last_is_refused_leave_nothing(
     assert await names(store) == []
 
 
-async def test_no_rows_are_no_statement(store: SqliteStore) -> None:
+async def test_no_rows_are_no_statement(store: SqlStore) -> None:
     await store.batch([FENCE, Rows("INSERT INTO app (id, name) VALUES {rows}", [])])
     assert await names(store) == []
 
 
-async def test_reads_of_one_call_see_one_moment(engine: Engine, store: SqliteStore) -> None:
+async def test_reads_of_one_call_see_one_moment(engine: Engine, store: SqlStore) -> None:
     writer = engine.same_store()
     count = Statement("SELECT count(*) FROM app")
     # A cursor left open by the first statement would let the second see another moment.
@@ -185,7 +185,7 @@ async def test_reads_of_one_call_see_one_moment(engine: Engine, store: SqliteSto
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 1000])
-async def test_heads_come_back_as_they_were_put(store: SqliteStore, count: int) -> None:
+async def test_heads_come_back_as_they_were_put(store: SqlStore, count: int) -> None:
     heads = {
         f"case/{n:04}": EntityHead(
             f"case/{n:04}", n + 1, HISTORY, f"{n:064x}", n, "opened", None, f'{{"n":{n}}}'
@@ -199,7 +199,7 @@ async def test_heads_come_back_as_they_were_put(store: SqliteStore, count: int) 
     assert list(tables.heads_of(page)) == sorted(heads)[1:501]
 
 
-async def test_h12_texts_come_back_as_they_were_put(store: SqliteStore) -> None:
+async def test_h12_texts_come_back_as_they_were_put(store: SqlStore) -> None:
     name = "case/\U0001f4c4 \u2028 'x\" \\ \ue000"
     data = '{"\U00010000":"\\u0000","q":"\\"","n":9007199254740991,"f":1.0,"e":[]}'
     head = EntityHead(name, 1, HISTORY, "a" * 64, 1, "s\u00e9", "v'1", data)
@@ -208,7 +208,7 @@ async def test_h12_texts_come_back_as_they_were_put(store: SqliteStore) -> None:
     assert tables.heads_of(rows) == {name: head}
 
 
-async def test_a_head_that_is_put_again_is_replaced_whole(store: SqliteStore) -> None:
+async def test_a_head_that_is_put_again_is_replaced_whole(store: SqlStore) -> None:
     first = EntityHead("case/1", 1, HISTORY, "a" * 64, 1, "s", "1", "{}")
     second = EntityHead("case/1", 2, OTHER_HISTORY, "b" * 64, 2, "t", None, '{"a":1}')
     await store.batch([FENCE, tables.upsert_heads([first]), tables.upsert_heads([second])])
@@ -216,7 +216,7 @@ async def test_a_head_that_is_put_again_is_replaced_whole(store: SqliteStore) ->
     assert tables.heads_of(rows) == {"case/1": second}
 
 
-async def test_h11_decisions_keep_their_bytes_and_their_sub_seconds(store: SqliteStore) -> None:
+async def test_h11_decisions_keep_their_bytes_and_their_sub_seconds(store: SqlStore) -> None:
     moment = "2026-03-14T09:26:53.000001Z"
     entry = sealed(bytes(range(256)), sequence=1, at=moment, recorded=moment)
     await store.batch([FENCE, tables.insert_decisions([entry])])
@@ -230,7 +230,7 @@ async def test_h11_decisions_keep_their_bytes_and_their_sub_seconds(store: Sqlit
     assert down == stored
 
 
-async def test_a_sequence_is_taken_once(store: SqliteStore) -> None:
+async def test_a_sequence_is_taken_once(store: SqlStore) -> None:
     one, other = sealed(b"1", sequence=1), sealed(b"2", sequence=1)
     with pytest.raises(ConstraintFailed):
         await store.batch([FENCE, tables.insert_decisions([one, other])])
@@ -238,7 +238,7 @@ async def test_a_sequence_is_taken_once(store: SqliteStore) -> None:
 
 
 async def test_a_batch_is_seen_by_others_only_when_it_is_whole(
-    engine: Engine, store: SqliteStore
+    engine: Engine, store: SqlStore
 ) -> None:
     other = engine.same_store(read_only=True)
     with pytest.raises(ConstraintFailed):
@@ -249,7 +249,7 @@ async def test_a_batch_is_seen_by_others_only_when_it_is_whole(
     await other.close()
 
 
-async def test_a_read_only_store_cannot_write(engine: Engine, store: SqliteStore) -> None:
+async def test_a_read_only_store_cannot_write(engine: Engine, store: SqlStore) -> None:
     reader = engine.same_store(read_only=True)
     with pytest.raises(Unreachable):
         await reader.batch([FENCE, put(1, "one")])
@@ -260,7 +260,7 @@ async def test_a_read_only_store_cannot_write(engine: Engine, store: SqliteStore
 
 
 async def test_p8_a_store_that_is_replaced_is_noticed_by_every_call(
-    engine: Engine, store: SqliteStore
+    engine: Engine, store: SqlStore
 ) -> None:
     engine.replace_store()
     with pytest.raises(FileChanged):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ import msgspec
 from journal import Acceptance, Operation, Settings
 from journal.detection import Verdict
 from journal.errors import EngineError, UnrewindError
-from journal.log import Append, Look
 from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
 from journal.record import Record
-from journal.sql import Batch
+from journal.sqlite import Database
 from journal.standing import detect
 from journal.store.engine import SqlStore
 from journal.worker import drive
@@ -168,29 +167,34 @@ class Fuse:
 def fused(at: int, *, after: bool) -> Iterator[Fuse]:
     """Every batch of any store and every append of any journal burns one fuse."""
     fuse = Fuse(at, after=after)
-    real_batch, real_append = SqlStore.batch, SqlLog.append
-
-    async def burning_batch(self: SqlStore, statements: Batch) -> None:
-        fuse.before_call()
-        await real_batch(self, statements)
-        fuse.after_call()
-
-    async def burning_append(self: SqlLog, append: Append, expects: Look) -> None:
-        fuse.before_call()
-        await real_append(self, append, expects)
-        fuse.after_call()
-
-    SqlStore.batch, SqlLog.append = burning_batch, burning_append  # type: ignore[method-assign]
-    try:
+    with ExitStack() as stack:
+        for port, name in ((SqlStore, "batch"), (SqlLog, "append")):
+            for owner in (port, *port.__subclasses__()):
+                if name in vars(owner):
+                    stack.enter_context(_burning(owner, name, fuse))
         yield fuse
+
+
+@contextmanager
+def _burning(owner: type, name: str, fuse: Fuse) -> Iterator[None]:
+    real = vars(owner)[name]
+
+    async def burning(*given: Any) -> None:
+        fuse.before_call()
+        await real(*given)
+        fuse.after_call()
+
+    setattr(owner, name, burning)
+    try:
+        yield
     finally:
-        SqlStore.batch, SqlLog.append = real_batch, real_append  # type: ignore[method-assign]
+        setattr(owner, name, real)
 
 
 def kill(record: Record) -> None:
     """Let go of a record's files as a killed process does: nothing is checkpointed or removed."""
     for port in (record.store, record.log):
-        if port is not None:
+        if port is not None and isinstance(port.database, Database):
             port.database.connection.execute("PRAGMA query_only=ON")
     # Another connection keeps each write-ahead log alive while the record's own one closes.
     keepers = [

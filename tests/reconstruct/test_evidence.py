@@ -22,6 +22,7 @@ from journal.detection import Verdict
 from journal.errors import Refused
 from journal.record import Record
 from journal.settings import Settings
+from journal.sqlite import Database
 from journal.worker import drive
 from reconstruct import evidence, recovery
 from reconstruct.bundles import Bundle, journalled, list_bundles
@@ -449,8 +450,10 @@ def test_a_guarded_store_refuses_whoever_writes_to_it_without_having_compared(
     drive(other.open())
     assert other.guarded
     assert other.store is not None
+    database = other.store.database
+    assert isinstance(database, Database)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        other.store.database.connection.execute("DELETE FROM unrewind_entities")
+        database.connection.execute("DELETE FROM unrewind_entities")
     drive(other.close())
     kept.recover()
     assert kept.control().authority.stage is Stage.OPEN

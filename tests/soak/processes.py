@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,9 +16,13 @@ from typing import Any
 
 import journal
 from tests.soak.clients import Client
+from tests.support.commanding import unrewind
 
 ROOT = Path(journal.__file__).resolve().parents[1]
 SECONDS = 60.0
+LONG = bool(os.environ.get("UNREWIND_SOAK"))
+"""In the long rounds every command is a process."""
+_SERVING = ("serve", "dispatch", "drill")
 CONFIG = '[lifecycle.case]\nkind = "free"\n'
 
 # Lets strace attach where the system allows that to ancestors alone (Yama, ptrace_scope 1).
@@ -25,15 +30,16 @@ _TRACEABLE = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0);"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
-_COMMAND = ("-c", _TRACEABLE, "-m", "api.cli")
+_COMMAND = ("-m", "api.cli")
 
 
 def until(what: str, holds: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """What ``holds`` returns as soon as that is true; fails when it stays false too long."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.005
     while not (found := holds()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.05)  # what is asked costs time, too
     return found
 
 
@@ -87,8 +93,9 @@ class Site:
     ) -> subprocess.Popen[str]:
         """Start a command, perhaps ``under`` another one that watches it."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        traceable = ("-c", _TRACEABLE) if arguments[0] == "serve" else ()
         return subprocess.Popen(
-            [*under, sys.executable, *_COMMAND, *arguments],
+            [*under, sys.executable, *traceable, *_COMMAND, *arguments],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -97,7 +104,11 @@ class Site:
         )
 
     def run(self, *arguments: str, under: Sequence[str] = ()) -> Ran:
-        """Run a command to its end."""
+        """Run a command to its end; in this process, where nothing else is the point."""
+        alone = threading.current_thread() is threading.main_thread()
+        if alone and not under and not LONG and arguments[0] not in _SERVING:
+            done = unrewind(arguments, self.folder, self.environment)
+            return Ran(arguments, done.code, done.out, done.err)
         with self.popen(*arguments, under=under) as process:
             try:
                 out, err = process.communicate(timeout=SECONDS)

@@ -167,12 +167,12 @@ def _ports() -> list[tuple[Any, str]]:
     """Everything by which a step of a recovery touches the world."""
     from api.receivers import Caller
     from journal.locks import StopFile
-    from journal.log.sqlite import SqliteLog
-    from journal.store.sqlite import SqliteStore
+    from journal.log.engine import SqlLog
+    from journal.store.engine import SqlStore
 
     asynchronous = [
         (port, name)
-        for port in (SqliteStore, SqliteLog)
+        for port in (SqlStore, SqlLog)
         for name, member in vars(port).items()
         if _is_coroutine(member)
     ]
