@@ -19,9 +19,8 @@ from api.tenants import Tenants
 from journal.control import Role
 from journal.entry import check_tenant
 from journal.errors import Forbidden
-from journal.feed import MAX_PAGE
+from journal.feed import clamp
 
-USUAL = 100
 _TENANT = {"type": "string", "pattern": "^[a-z0-9_-]{1,64}$"}
 
 NAME = Parameter("name", "path", _TENANT, "The tenant's name.")
@@ -90,7 +89,7 @@ async def list_tenants(request: Request[Any, Any, Any]) -> Answer:
     """`GET tenants`."""
     tenants = _many(request).tenants
     asked = query(request, after=text, limit=positive)
-    limit = min(asked["limit"] or USUAL, MAX_PAGE)
+    limit = clamp(asked["limit"])
     after = asked["after"]
     names = await asyncio.to_thread(registering.names_of, tenants.base)
     rest = names

@@ -104,10 +104,10 @@ def against_peer(context: Context) -> Result:
     given = Slice(ENTITIES, WARM_UP // 3 + measured, ENTITIES)
     with servers.two_postgres() as two:
 
-        def theirs(threads: int, *, function: bool = True) -> float:
+        def theirs(threads: int, *, by_function: bool = True) -> float:
             took = isolated(
                 peer_postgres.decide, two.stores.create_database(), _opening(), given,
-                WARM_UP // 3, threads, function=function,
+                WARM_UP // 3, threads, by_function=by_function,
             )  # fmt: skip
             return measured / took
 
@@ -115,7 +115,7 @@ def against_peer(context: Context) -> Result:
         best = max(tried, key=lambda threads: mean(tried[threads]))
         side = Ours(context, two.pids, context.size(20_000, 6000))
         pairs = context.pairs(lambda: theirs(best), lambda: side.rate(two.new()))
-        usual = [theirs(1, function=False) for _ in range(2)]
+        usual = [theirs(1, by_function=False) for _ in range(2)]
     also = [
         Figure("the peer as it comes, one thread", "decisions/s", usual),
         *(
@@ -139,7 +139,7 @@ def against_publishes(context: Context) -> Result:
             )
             return messages / took
 
-        pairs = context.pairs(theirs, lambda: side.rate(_stream(servers.named(cluster))))
+        pairs = context.pairs(theirs, lambda: side.rate(_stream(cluster)))
     return Result("/s", pairs, side.figures())
 
 

@@ -20,8 +20,8 @@ from benchmarks.workload import Slice
 
 
 @contextmanager
-def application(url: str, threads: int, *, function: bool) -> Iterator[Application]:
-    """An application over a database; `function` inserts by its database function.
+def application(url: str, threads: int, *, by_function: bool) -> Iterator[Application]:
+    """An application over a database; `by_function` inserts by its database function.
 
     That is one round trip a decision instead of five, and not its default.
     """
@@ -35,7 +35,7 @@ def application(url: str, threads: int, *, function: bool) -> Iterator[Applicati
             "POSTGRES_USER": at.username or "",
             "POSTGRES_PASSWORD": at.password or "",
             "POSTGRES_POOL_SIZE": str(threads),
-            "POSTGRES_ENABLE_DB_FUNCTIONS": "y" if function else "n",
+            "POSTGRES_ENABLE_DB_FUNCTIONS": "y" if by_function else "n",
             "AGGREGATE_CACHE_MAXSIZE": "0",
             "AGGREGATE_CACHE_FASTFORWARD": "n",
             "DEEPCOPY_FROM_AGGREGATE_CACHE": "n",
@@ -48,10 +48,10 @@ def application(url: str, threads: int, *, function: bool) -> Iterator[Applicati
 
 
 def decide(
-    url: str, opening: Slice, decisions: Slice, warm_up: int, threads: int, *, function: bool
+    url: str, opening: Slice, decisions: Slice, warm_up: int, threads: int, *, by_function: bool
 ) -> float:
     """Seconds for the decisions, in as many threads; the first `warm_up` come before the clock."""
-    with application(url, threads, function=function) as app:
+    with application(url, threads, by_function=by_function) as app:
         app.save(*opened(opening).values())
         given = [identified(one) for one in decisions]
         for aggregate_id in {one[0] for one in given}:

@@ -2,6 +2,7 @@
 
 from benchmarks import (
     effects,
+    embedding,
     engines,
     over_http,
     reading,
@@ -145,6 +146,14 @@ MEASURES = (
         "on the embedded store and journal",
         None,
         engines.one_at_a_time,
+        better="lower",
+    ),
+    Measure(
+        "E5",
+        "a transaction with `decide_in` and an insert, and `confirmed`; two PostgreSQL servers",
+        "the transaction with the insert alone",
+        None,
+        embedding.decided_inside,
         better="lower",
     ),
 )

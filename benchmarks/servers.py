@@ -50,7 +50,9 @@ def two_postgres() -> Iterator[Two]:
 def _postgres() -> Iterator[PostgresServer]:
     if postgres_binaries() is None:
         raise Absent("PostgreSQL is not installed (Debian: postgresql)")
-    with PostgresServer(settings=_AS_IT_COMES) as server:
+    with PostgresServer() as server:
+        server.configure(**_AS_IT_COMES)
+        server.restart()
         for name, wanted in _DURABLE.items():
             if (found := server.query(f"SHOW {name}")[0][0]) != wanted:
                 raise MeasureError(f"{name} is {found}")

@@ -22,7 +22,7 @@ FIRST = 1
 FORMAT_ENTITY = "control/format"
 
 _UNHEEDED = ("control/hold-", "control/abandoned-")
-_BEGIN = "begin"
+_BEYOND = frozenset({"begin", "move", "arrive"})
 _TENANT = "control/tenant"
 
 
@@ -40,14 +40,14 @@ def check_needs(needs: int) -> None:
 def needs_of(entry: Entry) -> int:
     """Which format's code a control entry needs: an earlier one would not heed it.
 
-    A recovery needs it as well, since it may end in any of these.
+    A recovery needs it as well, since it may end in any of these, and a move, which ends a place.
     """
     envelope = entry.envelope
     if envelope.entity.startswith(_UNHEEDED):
         return FORMAT
     if envelope.entity == _TENANT:
         facts: dict[str, Any] = msgspec.json.decode(entry.body)
-        if envelope.action == _BEGIN or facts.get("opening") is not None:
+        if envelope.action in _BEYOND or facts.get("opening") is not None:
             return FORMAT
     return FIRST
 

@@ -16,9 +16,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +30,16 @@ _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
 _PID_BYTES = 20
 _STOP_SECONDS = 1.0
+
+
+class Lock(Protocol):
+    """A tenant's turn lock, wherever it is. Reentrant within one object; one object per thread."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the lock. Raises LockHeld or JournalUnavailable."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class TurnLock:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from journal.errors import Refused, SettingsInvalid
 from journal.files import has_content, move_aside, whole_or_absent
-from journal.locks import TurnLock
+from journal.locks import Lock, TurnLock
 from journal.log.engine import SqlLog
 from journal.log.sqlite import SqliteLog
 from journal.settings import Settings, scheme_of
@@ -355,7 +355,7 @@ def place_of_log(settings: Settings) -> LogPlace:
     )
 
 
-def lock_of(settings: Settings) -> TurnLock:
+def lock_of(settings: Settings) -> Lock:
     """The turn lock: the operating system's, or the store server's where no file is shared."""
     if scheme_of(settings.store) in POSTGRES and scheme_of(settings.journal) is not None:
         with _driver("postgres"):

@@ -29,7 +29,7 @@ from msgspec import Struct
 from journal.driving import drive
 from journal.errors import Refused, UnrewindError
 from journal.files import compact
-from journal.locks import TurnLock
+from journal.locks import Lock
 from journal.places import StorePlace, place_of_store
 from journal.record import Record
 from journal.settings import Settings
@@ -130,7 +130,7 @@ def files_of(database: Path) -> list[Path]:
 
 
 def capture(
-    settings: Settings, lock: TurnLock, now: str, reason: str = "", given: Given = NOTHING
+    settings: Settings, lock: Lock, now: str, reason: str = "", given: Given = NOTHING
 ) -> Evidence:
     """Make a bundle, under the turn lock so that none of ours writes.
 

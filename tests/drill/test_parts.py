@@ -116,7 +116,7 @@ def test_what_cannot_be_rehearsed_is_told_in_one_line(
 def listening(tmp_path: Path) -> Any:
     """An isolated receiver over a journal that is not there."""
     made = site.Site(tmp_path)
-    made.receive(tmp_path / "none.db")
+    made.receive(Settings(data=str(tmp_path / "none")))
     yield made
     made.close()
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from journal.errors import LockHeld
+from journal.locks import TurnLock
 from journal.record import Record
 from journal.worker import drive
 from tests.faults.strace import SYNC, injected, require_strace
@@ -149,6 +150,7 @@ def test_h2_a_command_waits_for_the_lock_once(site: Site) -> None:
     site.start().stop()
     settings = msgspec.structs.replace(site.settings, lock_timeout=0.2)
     record = Record(settings)
+    assert isinstance(record.lock, TurnLock)
     waits = 0
     take = record.lock._take
 

@@ -6,9 +6,10 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _BYTES = 65_536
+_SECONDS = 10
 _COMMIT = b"COMMIT"
 
 
@@ -27,22 +28,30 @@ class Cutter:
         self.port: int = self._listening.getsockname()[1]
         self._held: list[tuple[socket.socket, bytes]] = []
         self._cut = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._all: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._serve)
+
+    def _start(self, work: Callable[..., None], *args: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
                 server = socket.create_connection(self._target)
-                threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
-                threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
+                self._all += [client, server]
+                self._start(self._answer, server, client)
+                self._start(self._ask, client, server)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(_BYTES):
                 if self._cut.is_set():
                     reset(client)
-                    server.close()
+                    end(server)
                     return
                 client.sendall(data)
 
@@ -59,15 +68,15 @@ class Cutter:
                 if self._how == "held":
                     self._held.append((server, data))
                 else:
-                    server.close()
+                    end(server)
                 reset(client)
                 return
-            server.close()
+            end(server)
 
     def give_up(self) -> None:
         """Cut the server's side too."""
         for server, _ in self._held:
-            server.shutdown(socket.SHUT_RDWR)
+            end(server)
 
     def pass_on(self) -> None:
         """Let the server have the commit after all."""
@@ -75,17 +84,25 @@ class Cutter:
             server.sendall(data)
 
     def close(self) -> None:
-        self._listening.close()
-        for server, _ in self._held:
-            server.close()
+        end(self._listening)
+        for each in self._all:
+            end(each)
+        for thread in self._threads:
+            thread.join(_SECONDS)
+
+
+def end(connection: socket.socket) -> None:
+    """Close it for whoever waits for it in another thread too."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def reset(connection: socket.socket) -> None:
     """Close with a reset, as a network that is gone does."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    end(connection)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from journal.filesystem import check_filesystem, filesystem_of
 from journal.record import Record
 from journal.standing import detect
 from journal.status import status
+from journal.store.sqlite import SqliteStore
 from journal.worker import drive
 from tests.support.tenants import Tenant, make_settings, operation
 from tests.support.whole import rows_of
@@ -214,7 +215,7 @@ def test_p8_a_torn_store_is_never_remembered_as_sound_by_a_clean_stop(
 
 
 async def checkpoint(record: Record) -> None:
-    assert record.store is not None
+    assert isinstance(record.store, SqliteStore)
     record.store.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     record.saw()
 
@@ -222,7 +223,7 @@ async def checkpoint(record: Record) -> None:
 async def snapshot(record: Record, folder: Path) -> Path:
     assert record.store is not None
     target = folder / "copy.db"
-    record.store.database.copy_to(target)
+    record.store.copy_to(target)
     return target
 
 

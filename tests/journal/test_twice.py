@@ -150,7 +150,7 @@ def test_p4_a_file_put_back_to_before_a_step_is_not_taken_for_the_newest(tmp_pat
     permit = yard.permit("out")
     copy = tmp_path / "copy.db"
     assert yard.record.store is not None
-    yard.record.store.database.copy_to(copy)
+    yard.record.store.copy_to(copy)
     yard.beat(permit, CALLING)
     yard.close()
     path = yard.settings.store_file

@@ -36,6 +36,7 @@ from journal.record import Record
 from journal.standing import detect, examine
 from journal.status import status
 from journal.store import tables
+from journal.store.sqlite import SqliteStore
 from journal.worker import drive
 from journal.writepath import settle, turn
 from tests.support.faults import fail_log, fail_store
@@ -571,9 +572,8 @@ def test_two_processes_take_turns_on_one_store(tenant: Tenant) -> None:
         if number % 5 == 0:
             drive(settle(record))
         if number % 7 == 0:
-            record.store and record.store.database.connection.execute(
-                "PRAGMA wal_checkpoint(TRUNCATE)"
-            )
+            assert isinstance(record.store, SqliteStore)
+            record.store.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             record.saw()
 
 
@@ -591,7 +591,7 @@ def test_a_second_process_hands_off_what_the_first_left(tenant: Tenant) -> None:
 def test_a_checkpoint_by_a_companion_is_no_foreign_touch(tenant: Tenant) -> None:
     other = tenant.companion()
     tenant.decide(ENTITY, "submit")
-    assert other.store is not None
+    assert isinstance(other.store, SqliteStore)
     drive(turn(other, [operation(ENTITY)]))
     other.store.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     other.saw()

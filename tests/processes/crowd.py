@@ -15,7 +15,7 @@ from typing import Any
 
 from api.client import Abandoned, ClaimLost, Client, NotReported, Refused
 from tests.soak.clients import Client as Plain
-from tests.soak.effects import DOCUMENT
+from tests.soak.effects import DOCUMENT, Running, free_port
 from tests.soak.ledger import Ledger
 from tests.soak.processes import Server, Site, item, until
 from tests.support.receivers import Receiver, receiving
@@ -32,9 +32,9 @@ journal = "{{journal}}"
 accept = ["nats-sync-interval", "nats-single-server"]
 lock_timeout = {LOCK}
 alive_for = {ALIVE}
-handoff_every = 0.3
-sweep_every = 0.5
-dispatch_every = 0.1
+handoff_every = 0.5
+sweep_every = 1.0
+dispatch_every = 0.5
 {DOCUMENT.replace("{", "{{").replace("}", "}}")}
 [lifecycle.document.actions.release]
 from = ["approved"]
@@ -80,18 +80,24 @@ class Crowd:
     def __init__(self, sites: Sequence[Site], receivers: dict[str, Receiver]) -> None:
         self.sites = sites
         self.receivers = receivers
-        self.servers = [sites[0].start()]
-        for site in sites[1:]:
+        self.ports = [free_port() for _ in sites]
+        self.servers: list[Server] = []
+        for number, site in enumerate(sites):
             site.token = sites[0].token
-            self.servers.append(site.start())
+            server = Running(site, "serve", "--port", str(self.ports[number]))
+            self.servers.append(server)
+            server.wait_until_ready()
         self.ledger = Ledger()
 
     def any_but(self, *servers: Server) -> Server:
         return next(server for server in self.servers if server not in servers)
 
     def revive(self, number: int) -> Server:
-        """Start a server anew over its site."""
-        self.servers[number] = self.sites[number].start()
+        """Start a server anew over its site, on the port that it had."""
+        self.servers[number] = Running(
+            self.sites[number], "serve", "--port", str(self.ports[number])
+        )
+        self.servers[number].wait_until_ready()
         return self.servers[number]
 
     # Who leads.
@@ -200,7 +206,7 @@ class Load:
         self.crowd, self.name = crowd, name
         self.released = 0
         self.effects: list[str] = []
-        self._over = threading.Event()
+        self._decided, self._over = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._wrong: list[BaseException] = []
         runs = [(self._decide_all, number) for number in range(clients)]
@@ -215,7 +221,12 @@ class Load:
         until("more is released", lambda: self._wrong or self.released >= before + count)
 
     def end(self) -> None:
-        self._over.set()
+        """Decide no more, and pull until everything is quiet."""
+        self._decided.set()
+        try:
+            until("everything is quiet", lambda: self._wrong or self.crowd.quiet())
+        finally:
+            self._over.set()
         for thread in self._threads:
             thread.join()
         if self._wrong:
@@ -229,7 +240,7 @@ class Load:
 
     def _decide_all(self, number: int) -> None:
         chance, made = random.Random(number), 0
-        while not self._over.is_set():
+        while not self._decided.is_set():
             made += 1
             entity = f"document/{self.name}-{number}-{made}"
             for action in ("submit", "approve", "release"):

@@ -34,7 +34,6 @@ def crowd(tmp_path_factory: pytest.TempPathFactory, urls: tuple[str, str]) -> It
 def settled(crowd: Crowd, load: Load) -> None:
     """Everything holds once the load is over."""
     load.end()
-    until("everything is quiet", crowd.quiet)
     crowd.check()
     crowd.check_effects(load.effects)
     crowd.check_rate()

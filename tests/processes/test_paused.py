@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -55,8 +56,8 @@ def beside(tmp_path: Path, store_url: str, journal_url: str) -> Settings:
 @pytest.fixture
 async def service(tmp_path: Path, beside: Settings) -> AsyncIterator[Journal]:
     """A process that goes on."""
-    here = {"data": str(tmp_path / "here"), "store": beside.store, "journal": beside.journal}
-    async with journal.open(Settings(**here, lock_timeout=0.3, lane=_LANES)) as made:
+    here = msgspec.structs.replace(beside, data=str(tmp_path / "here"))
+    async with journal.open(here) as made:
         yield made
     assert entries(beside) == []
 

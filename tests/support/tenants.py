@@ -86,12 +86,12 @@ class Tenant:
 
     @property
     def log(self) -> SqliteLog:
-        assert self.record.log is not None
+        assert isinstance(self.record.log, SqliteLog)
         return self.record.log
 
     @property
     def store(self) -> SqliteStore:
-        assert self.record.store is not None
+        assert isinstance(self.record.store, SqliteStore)
         return self.record.store
 
     def open(self) -> Record:

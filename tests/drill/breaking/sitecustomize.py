@@ -55,9 +55,9 @@ def around_apply(after: Any = None, before: Any = None) -> None:
 @breaks
 def p1() -> None:
     """Answer before the journal has the decision."""
-    from journal import writepath
+    from journal import handoff
 
-    real = writepath.journal_entries
+    real = handoff.journal_entries
 
     async def journal_entries(record: Any, entries: Any, look: Any) -> None:
         early = sys._getframe(1).f_code.co_name == "decide"
