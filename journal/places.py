@@ -67,8 +67,8 @@ class LogPlace(Protocol):
     def open(self, *, read_only: bool = False) -> SqlLog:
         """Open it. Raises Unreachable, Damaged or SettingsInvalid."""
 
-    def afresh(self, folder: Path) -> LogPlace:
-        """The journal itself, without what this machine keeps of it; ``folder`` is to keep it in."""
+    def afresh(self, folder: Path, /) -> LogPlace:
+        """The journal itself, read anew where this machine keeps a copy: into ``folder`` then."""
 
     def created(self) -> AbstractContextManager[SqlLog]:
         """A new journal to put its founding into: whole, or not there at all."""
@@ -130,7 +130,7 @@ class LogFile:
         """See ``LogPlace.open``."""
         return SqliteLog(self._path, read_only=read_only)
 
-    def afresh(self, folder: Path) -> LogPlace:
+    def afresh(self, _folder: Path, /) -> LogPlace:
         """See ``LogPlace.afresh``: nothing is kept of it elsewhere."""
         return self
 
@@ -220,7 +220,7 @@ class LogServer:
         admit(log, self._accept)
         return log
 
-    def afresh(self, folder: Path) -> LogPlace:
+    def afresh(self, _folder: Path, /) -> LogPlace:
         """See ``LogPlace.afresh``: nothing is kept of it elsewhere."""
         return self
 
@@ -258,7 +258,7 @@ class LogStream:
             self._url, self._tenant, self._copy, read_only=read_only, accept=self._accept
         )
 
-    def afresh(self, folder: Path) -> LogPlace:
+    def afresh(self, folder: Path, /) -> LogPlace:
         """See ``LogPlace.afresh``: another copy of the stream."""
         return LogStream(self._url, self._tenant, folder / self._copy.name, self._accept)
 

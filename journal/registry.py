@@ -88,7 +88,7 @@ class Registry:
         path = self.path(name)
         try:
             found = msgspec.json.decode(path.read_bytes(), type=Registered)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise SettingsInvalid(f"{path} cannot be read: {error}; bring it back") from None

@@ -110,6 +110,8 @@ class Inside:
     def _decide(
         self, connection: Any, operations: Sequence[Operation], *, projected: bool
     ) -> list[Tentative]:
+        if not operations:
+            return []
         with self._own():
             record = self._opened()
             guest, store = guest_of(connection, record)
@@ -138,6 +140,8 @@ class Inside:
         self, operations: Sequence[Wanted], *, within: float = 10.0, shadow: bool | None = None
     ) -> list[Acceptance]:
         """``confirmed`` for the decisions of one transaction; all of them, or it raises."""
+        if not operations:
+            return []
         try:
             return self._confirmed(operations, time.monotonic() + within)
         except Exception as error:

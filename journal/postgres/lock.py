@@ -12,6 +12,7 @@ from journal.postgres.wire import Failed, Sent, Wire
 
 LOGGER = logging.getLogger("unrewind.lock")
 _TIMED_OUT = "55P03"
+_PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE = "SELECT pg_advisory_lock($1)"
 _FREE = "SELECT pg_advisory_unlock($1)"
 _HOLDER = """
@@ -24,8 +25,10 @@ SELECT l.pid, CAST(CASE WHEN a.state = 'idle'
 """
 """Who holds it, and for how many seconds: such a session is idle from when it got the lock."""
 _END = "SELECT pg_terminate_backend($1, 2000)"
-_WAITS = 3
-"""How many times ``timeout`` one waits where turns are short and many wait."""
+_WAITS = (1, 2, 4)
+"""For how many times ``timeout`` one waits, and again: where turns are short and many wait, who
+gives up loses its place among them.
+"""
 
 _NEARLY = 0.9
 
@@ -40,10 +43,7 @@ class ServerLock:
 
     def __init__(self, url: str, tenant: str, timeout: float) -> None:
         self._where = where(url, STORE, tenant)
-        self._conninfo = self._where.connecting(
-            lock_timeout=max(1, int(timeout * 1000)),
-            statement_timeout=0,
-        )
+        self._conninfo = self._where.connecting(statement_timeout=0)
         self._timeout = timeout
         self._wire: Wire | None = None
         self._depth = 0
@@ -83,9 +83,10 @@ class ServerLock:
     def _lock(self, wire: Wire) -> bool:
         key = self._where.turns
         holders: list[tuple[int, float]] = []
-        for _ in range(_WAITS):
+        for wait in _WAITS:
+            patience = Sent(_PATIENCE, (str(max(1, int(wait * self._timeout * 1000))),))
             try:
-                wire.send([Sent(_TAKE, (key,))])
+                wire.send([patience, Sent(_TAKE, (key,))])
             except Failed as error:
                 if error.state != _TIMED_OUT:
                     raise Unreachable(f"{self._where.label}: {error.message}") from None
@@ -99,7 +100,7 @@ class ServerLock:
         named = ", ".join(str(pid) for pid, _ in holders) or "another one"
         raise LockHeld(
             f"session {named} of the store's server holds the tenant's lock, and more wait for it "
-            f"than had their turn in {_WAITS * self._timeout:g} s",
+            f"than had their turn in {sum(_WAITS) * self._timeout:g} s",
             pid=holders[0][0] if holders else None,
         )
 

@@ -213,7 +213,8 @@ async def test_a_job_that_fails_is_logged_and_comes_again(
 
     monkeypatch.setattr(service, "settle", settle)
     monkeypatch.setattr(service, "detect", detect)
-    schedule = Schedule(service, Watch(service, Alerts(quick)))
+    leading = await service.join("serve", schedules=True)
+    schedule = Schedule(service, Watch(service, Alerts(quick)), leading)
     schedule.start()
     try:
         async with asyncio.timeout(30):

@@ -615,7 +615,8 @@ async def test_a_process_ends_when_what_is_under_way_has_ended(
 async def test_l13_a_job_that_starts_ten_seconds_late_runs(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {}, handoff_every=NEVER, detect_every=NEVER, sweep_every=NEVER)
     async with scene(settings, runs=False) as tenant:
-        schedule = Schedule(tenant.journal, Watch(tenant.journal, tenant.alerts))
+        leading = await tenant.journal.join("serve", schedules=True)
+        schedule = Schedule(tenant.journal, Watch(tenant.journal, tenant.alerts), leading)
         late = datetime.now(UTC) - timedelta(seconds=10)
         schedule._scheduler.modify_job("sweep", next_run_time=late)
         schedule.start()

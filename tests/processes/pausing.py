@@ -62,7 +62,7 @@ def pause_at(record: Record, point: str) -> None:
         stand_still(APPENDED)
 
     record.store.batch = batch_  # type: ignore[method-assign]
-    record.log.append = append_  # type: ignore[method-assign]
+    record.log.append = append_  # type: ignore[method-assign, assignment]
 
 
 async def act(service: Journal, what: str, given: dict[str, Any]) -> Any:

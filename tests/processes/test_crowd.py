@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import psycopg
 import pytest
 
 from tests.processes.crowd import PAUSED, Crowd, Load, crowded
 from tests.soak.processes import Server, until
+from tests.support.jetstream import NatsServer
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.engines
@@ -19,9 +21,16 @@ _HELD, _RECOVERING = "/problems/held", "/problems/recovering"
 _names = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def urls(postgres_stores: PostgresServer, postgres_journals: PostgresServer) -> tuple[str, str]:
-    return postgres_stores.create_database(), postgres_journals.create_database()
+@pytest.fixture(
+    scope="module", params=["postgresql", pytest.param("jetstream", marks=pytest.mark.soak)]
+)
+def urls(request: pytest.FixtureRequest, postgres_stores: PostgresServer) -> tuple[str, str]:
+    """Where the store is, and the journal."""
+    if request.param == "jetstream":
+        server: NatsServer = request.getfixturevalue("nats_server")
+        return postgres_stores.create_database(), server.url
+    journals: PostgresServer = request.getfixturevalue("postgres_journals")
+    return postgres_stores.create_database(), journals.create_database()
 
 
 @pytest.fixture(scope="module")
@@ -135,4 +144,8 @@ def test_p8_a_rewind_is_noticed_by_every_process_and_one_recovery_is_enough(
 def _all_decide(crowd: Crowd, name: str) -> None:
     for number, server in enumerate(crowd.servers):
         made = (f"{name}-again-{number}", f"document/{name}-{number}", "submit")
-        until("it decides", lambda s=server, m=made: s.decide(*m)[0] in {200, 201})
+        until("it decides", partial(_is_told, server, made))
+
+
+def _is_told(server: Server, made: tuple[str, str, str]) -> bool:
+    return server.decide(*made)[0] in {200, 201}

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -86,13 +86,13 @@ class Tenant:
 
     @property
     def log(self) -> SqliteLog:
-        assert isinstance(self.record.log, SqliteLog)
-        return self.record.log
+        assert self.record.log is not None
+        return cast("SqliteLog", self.record.log)
 
     @property
     def store(self) -> SqliteStore:
-        assert isinstance(self.record.store, SqliteStore)
-        return self.record.store
+        assert self.record.store is not None
+        return cast("SqliteStore", self.record.store)
 
     def open(self) -> Record:
         record = Record(self.settings, self.clock)

@@ -1,0 +1,1 @@
+"""An application that pays money out, and decides inside its own transactions."""
