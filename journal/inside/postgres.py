@@ -144,6 +144,7 @@ class PostgresGuest(PostgresDatabase):
 
     def lock(self) -> Marker:
         """See ``Guest.lock``."""
+        self._take()
         sql = f"{tables.READ_MARKER.sql} FOR UPDATE"
         try:
             rows = self._sure.send([Sent(translated(sql, self.where.quoted))])[0]

@@ -119,8 +119,8 @@ def test_a_projection_writes_its_rows_in_the_transaction(
     assert [one.revision for one in inside.confirmed_all([first, second])] == [1, 2]
     assert rows_of(settings, LEDGER) == [("account/1", "earn", 2, 30)]
     with plain.transaction():
+        several = [account("open", 5, "account/2"), account("overdraw", -1)]
         with pytest.raises(TransitionRefused):
-            several = [account("open", 5, "account/2"), account("overdraw", -1)]
             inside.decide_in(plain.connection, several)
         third = inside.decide_in(plain.connection, account("spend", 20), projected=False)
         plain.run("UPDATE ledger SET state = 'spend', revision = 3, balance = 20")

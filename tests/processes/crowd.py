@@ -88,6 +88,7 @@ class Crowd:
             self.servers.append(server)
             server.wait_until_ready()
         self.ledger = Ledger()
+        self.pulled: list[str] = []
 
     def any_but(self, *servers: Server) -> Server:
         return next(server for server in self.servers if server not in servers)
@@ -179,10 +180,10 @@ class Crowd:
                 return found
             after = f"&after={page['next']}"
 
-    def check_effects(self, pulled: Sequence[str]) -> None:
+    def check_effects(self) -> None:
         """No release happened twice, and what is done did happen."""
         rows = self.rows()
-        happened = Counter(pulled)
+        happened = Counter(self.pulled)
         for receiver in self.receivers.values():
             happened.update(line["release"] for line in receiver.lines() if line["executed"])
         assert not [release for release, times in happened.items() if times > 1]
@@ -207,7 +208,6 @@ class Load:
     def __init__(self, crowd: Crowd, name: str, *, clients: int = 4, pullers: int = 2) -> None:
         self.crowd, self.name = crowd, name
         self.released = 0
-        self.effects: list[str] = []
         self._decided, self._over = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._wrong: list[BaseException] = []
@@ -283,7 +283,7 @@ class Load:
             ):
                 if permit is not None:
                     permit.check()
-                    self.effects.append(permit.id)
+                    self.crowd.pulled.append(permit.id)
                     permit.confirm(receipt=f"pulled by {number}")
             self._over.wait(0.05)
 

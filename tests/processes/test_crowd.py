@@ -44,7 +44,7 @@ def settled(crowd: Crowd, load: Load) -> None:
     """Everything holds once the load is over."""
     load.end()
     crowd.check()
-    crowd.check_effects(load.effects)
+    crowd.check_effects()
     crowd.check_rate()
     for server in crowd.servers:
         assert "Traceback" not in server.errors, server.errors
