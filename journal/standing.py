@@ -111,7 +111,9 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
         flawed = await record.log.flawed()
         suspects = await differing_heads(store, record.log, flawed)
         with record.lock.held():
-            differing = await still_differing(store, record.log, suspects)
+            differing = await _differing_now(record, store, suspects)
+            if isinstance(differing, Finding):
+                return differing
             if not differing:
                 if record.store.stamp() == stamp:
                     record.saw()
@@ -129,6 +131,26 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
         f"the store's rows are not the ones that the journal names: {named}{more}",
         {**finding.facts, "differing": [item.entity for item in differing]},
     )
+
+
+async def _differing_now(
+    record: Record, store: SqlStore, suspects: list[Difference]
+) -> list[Difference] | Finding:
+    """Those of the suspects that differ while store and journal stand still and agree.
+
+    Another process may have decided since they were found, or have left in the store alone what it
+    decided: then what is found of the two comes first.
+    """
+    if not suspects or record.log is None:
+        return []
+    for _ in range(_ATTEMPTS):
+        finding, seen = await record.examine()
+        if finding.verdict is not Verdict.CLEAN:
+            return finding
+        differing = await still_differing(store, record.log, suspects)
+        if not differing or (await record.examine())[1] == seen:
+            return differing
+    raise JournalUnavailable("store and journal move on faster than they can be compared")
 
 
 async def _is_torn(store: SqlStore, log: Log) -> bool:

@@ -151,6 +151,8 @@ async def make_clean(record: Record) -> Seen:
     if finding.verdict is Verdict.CLEAN and record.touched():
         record.doubtful = True
         finding = await compare_heads(record, finding)
+        if finding.verdict is Verdict.CRASHED:
+            raise JournalUnavailable("another process has left decisions that wait: repeat it")
     record.finding = finding
     if finding.verdict is not Verdict.CLEAN:
         await close_tenant(record, finding)

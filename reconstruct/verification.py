@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from hashlib import sha256
 from itertools import zip_longest
@@ -13,7 +15,7 @@ from msgspec import Struct
 
 from journal.abandonment import Cuts
 from journal.control import ControlUnreadable
-from journal.detection import Verdict, differing_heads
+from journal.detection import Difference, Verdict, differing_heads, still_differing
 from journal.driving import drive
 from journal.entry import read
 from journal.errors import Damaged, EngineError, Invalid, JournalUnavailable, Unreachable
@@ -26,11 +28,14 @@ from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Database, Statement
 from journal.store import tables
+from journal.store.engine import SqlStore
 from reconstruct.orders import holes, unexplained
 from reconstruct.walking import Finding, Progress, Walked, nothing, verify_journal
 
 MAX_FINDINGS = 10_000
 UNREACHABLE = "unreachable"
+_LOOKS = 5
+_PAUSE = 0.02
 
 
 class CutOff(Struct, frozen=True):
@@ -272,6 +277,18 @@ def _control_findings(record: Record) -> list[Finding]:
     return []
 
 
+def _differing(store: SqlStore, log: SqlLog, flawed: Collection[str]) -> list[Difference]:
+    """The heads that differ; a decision that a live process makes meanwhile is none."""
+    found = drive(differing_heads(store, log, flawed))
+    for _ in range(_LOOKS):
+        if not found:
+            break
+        time.sleep(_PAUSE)
+        drive(log.look())  # which brings a copy on this machine up to date
+        found = drive(still_differing(store, log, found))
+    return found
+
+
 def _store_findings(record: Record) -> list[Finding]:
     """Where the store knows better, and rows or bytes that are not the journal's."""
     if record.store is None or record.log is None:
@@ -279,7 +296,7 @@ def _store_findings(record: Record) -> list[Finding]:
     try:
         findings = _byte_findings(record)
         flawed = drive(record.log.flawed())
-        for item in drive(differing_heads(record.store, record.log, flawed)):
+        for item in _differing(record.store, record.log, flawed):
             findings.append(
                 Finding(
                     "head",

@@ -127,6 +127,16 @@ class ServerScene(Scene):
         self.world = world
         super().__init__(world.settings)
 
+    @property
+    def store(self) -> Any:
+        """The store, whichever engine it has."""
+        return self.record.store
+
+    @property
+    def log(self) -> Any:
+        """The journal, whichever engine it has."""
+        return self.record.log
+
     def local_only(self, *wanted: Operation) -> None:
         """Leave decisions in the store whose append fails."""
         log = scene_log(self)
