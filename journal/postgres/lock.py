@@ -14,9 +14,9 @@ LOGGER = logging.getLogger("unrewind.lock")
 _TIMED_OUT = "55P03"
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE = "SELECT pg_advisory_lock($1)"
-_FREE = "SELECT pg_advisory_unlock($1)"
+_FREE = "SELECT pg_advisory_unlock_all()"
 _HOLDER = """
-SELECT l.pid, CAST(CASE WHEN a.state = 'idle'
+SELECT l.pid, l.pid = pg_backend_pid(), CAST(CASE WHEN a.state = 'idle'
     THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END AS double precision)
   FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
   WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
@@ -82,7 +82,7 @@ class ServerLock:
 
     def _lock(self, wire: Wire) -> bool:
         key = self._where.turns
-        holders: list[tuple[int, float]] = []
+        holders: list[tuple[int, bool, float]] = []
         for wait in _WAITS:
             patience = Sent(_PATIENCE, (str(max(1, int(wait * self._timeout * 1000))),))
             try:
@@ -93,11 +93,13 @@ class ServerLock:
             else:
                 return True
             holders = [*wire.send([Sent(_HOLDER, (key,))])[0]]
-            for pid, seconds in holders:
+            if any(ours for _, ours, _ in holders):
+                return True  # it came at the moment in which the wait was over, and is ours
+            for pid, _, seconds in holders:
                 # One of many that take short turns is let be.
                 if seconds >= self._timeout * _NEARLY:
                     self._end(wire, pid)
-        named = ", ".join(str(pid) for pid, _ in holders) or "another one"
+        named = ", ".join(str(pid) for pid, *_ in holders) or "another one"
         raise LockHeld(
             f"session {named} of the store's server holds the tenant's lock, and more wait for it "
             f"than had their turn in {sum(_WAITS) * self._timeout:g} s",
@@ -122,7 +124,7 @@ class ServerLock:
         if not locked or self._wire is None:
             return
         with suppress(Unreachable):  # whose connection is gone, and the lock with it
-            self._wire.post(Sent(_FREE, (self._where.turns,)))
+            self._wire.post(Sent(_FREE))
 
     def close(self) -> None:
         """Let go of the connection, and so of the lock."""
