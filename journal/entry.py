@@ -256,6 +256,15 @@ def check_string(field: str, value: str | None) -> None:
         raise Invalid(f"{field} is longer than {MAX_STRING} bytes", field=field)
 
 
+def check_text(field: str, value: str | None) -> None:
+    """Refuse a free string that some database cannot keep: too long, or with U+0000 in it."""
+    check_string(field, value)
+    if value is not None and "\0" in value:
+        raise Invalid(
+            f"{field} holds the character U+0000, which not every database keeps", field=field
+        )
+
+
 def check_time(field: str, value: str) -> None:
     """Refuse anything but RFC 3339 in UTC with six digits and `Z`."""
     if not _TIME.match(value):

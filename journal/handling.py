@@ -17,7 +17,7 @@ from journal import decrees
 from journal.admission import MEASURED_OVER, Door
 from journal.control import Authority, Control, LaneState, Running
 from journal.detection import Verdict
-from journal.entry import MAX_ACTION, MAX_STRING, Entry, check_name, check_string
+from journal.entry import MAX_ACTION, MAX_STRING, Entry, check_name, check_text
 from journal.errors import Invalid, NotFound, Refusal, Refused, TransitionRefused
 from journal.lanes import Effect
 from journal.lifecycle import RELEASE_ACTIONS
@@ -235,8 +235,8 @@ async def settle(
     NotFound, TransitionRefused when its outcome is known, another one or a claim is under way.
     """
     check_name("evidence", evidence, MAX_STRING)
-    check_string("receipt", receipt)
-    check_string("reason", reason)
+    check_text("receipt", receipt)
+    check_text("reason", reason)
     if expected is not None and expected not in set(Status):
         known = ", ".join(Status)
         raise Invalid(f"{expected} is no status; there are: {known}", field="expected")

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from journal.entry import check_string
+from journal.entry import check_text
 from journal.lanes import Contract, Effect, Lane, Terms
 from journal.lifecycle import RELEASE_ACTIONS
 from journal.release import Report
@@ -58,7 +58,7 @@ class Reported(Struct, frozen=True):
 def check_reported(said: Reported) -> None:
     """Refuse what no entry of the journal can hold. Raises Invalid."""
     for field in ("receipt", "digest", "worker", "execution"):
-        check_string(field, getattr(said, field))
+        check_text(field, getattr(said, field))
 
 
 class Decide(Struct, frozen=True):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from journal.acceptance import COMMITTED_ACTION, Acceptance, Operation
 from journal.control import Doubt
 from journal.doubting import decision_after, is_doubtful
-from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_string
+from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_text
 from journal.errors import Invalid, JournalUnavailable, LeaseLost, OperationReused
 from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
@@ -117,7 +117,7 @@ async def claim(record: Record, asked: Asked) -> Claimed:
     lane = lane_of(record, asked.lane)
     check_name("operation", asked.operation, MAX_OPERATION - 8)
     check_name("worker", asked.worker, MAX_STRING)
-    check_string("execution", asked.execution)
+    check_text("execution", asked.execution)
     if not 1 <= asked.limit <= MAX_CLAIM:
         raise Invalid(f"limit must be from 1 to {MAX_CLAIM}", field="limit")
     with record.lock.held():

@@ -318,16 +318,29 @@ def check_apart(store: SqlStore | None, log: SqlLog | None, accept: Sequence[str
 
 
 def masked(url: str) -> str:
-    """A server's URL without its password and its parameters."""
+    """A server's URL without its password and its parameters.
+
+    What cannot be told from a secret is left out: a password may hold what parts hosts.
+    """
     scheme, _, rest = url.partition("://")
-    where, _, _ = rest.partition("?")
-    hosts = []
-    for host in where.split(","):
-        user, at, address = host.rpartition("@")
-        name, password, _ = user.partition(":")
-        known = at and (password or scheme != NATS)  # a name alone is a token there
-        hosts.append(f"{name}@{address}" if known else address)
+    authority, slash, path = rest.partition("/")
+    if scheme.lower() in POSTGRES:
+        user, at, servers = authority.rpartition("@")
+        name = user.partition(":")[0]
+        database = path.partition("?")[0]
+        return f"{scheme}://{name}{at}{servers.partition('?')[0]}{slash}{database}"
+    hosts = [_masked_host(host) for host in authority.partition("?")[0].split(",")]
     return f"{scheme}://{','.join(hosts)}"
+
+
+def _masked_host(host: str) -> str:
+    """One of NATS's hosts; a name alone before it is a token."""
+    user, _, address = host.rpartition("@")
+    name, password, _ = user.partition(":")
+    _, colon, port = address.partition(":")
+    if colon and not port.isdigit():
+        return "..."  # a piece of a password that holds a comma
+    return f"{name}@{address}" if password else address
 
 
 def place_of_store(settings: Settings) -> StorePlace:

@@ -138,7 +138,11 @@ class Record:
         with self._noting(self.store_place):
             if self.store_place.exists():
                 self.store = self.store_place.open(read_only=True)
-        check_apart(self.store, self.log, self.settings.accept)
+        try:
+            check_apart(self.store, self.log, self.settings.accept)
+        except SettingsInvalid:
+            await self.close_files()
+            raise
         self.control = None
         if self._trusted and not self.read_only and await self._agrees():
             await self.open_for_writing()

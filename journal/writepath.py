@@ -405,6 +405,8 @@ async def _in_halves(
     if len(operations) <= 1:
         if judged.decisions and judged.decisions[0].owner is Owner.EMBEDDED:
             return [refusal_of(operations[0].entity, error)]
+        if error.members.get("text"):
+            return [Invalid(f"{operations[0].operation}: {error}")]
         finding = Finding(Verdict.REPLACED, f"the store contradicts itself: {error}")
         await close_tenant(record, finding)
         raise Recovering(f"the tenant is closed: {finding.detail}")

@@ -21,7 +21,7 @@ from journal.files import whole_or_absent
 from journal.log import CONTROL, FIRST_FLAW, Append, Look, Rival, Row
 from journal.log.engine import SqlLog
 from journal.places import LogPlace, StorePlace
-from journal.sql import Database, Rows, Statement
+from journal.sql import Database, Projected, Rows, Statement
 from journal.store import tables
 from journal.store.engine import SqlStore
 from journal.store.sqlite import schema
@@ -266,6 +266,23 @@ def _copy_tables(source: Database, target: Database, progress: Progress) -> None
             target.batch([Rows(insert, [_written(names, row) for row in rows])])
             done += len(rows)
             progress(done, done, f"rows of {name} copied")
+    _count_on(target, [name for name, names in columns.items() if "number" in names])
+
+
+def _count_on(target: Database, names: list[str]) -> None:
+    """Let a server number further rows after those that were copied with their numbers."""
+    schema = getattr(getattr(target, "where", None), "quoted", None)
+    if schema is None:
+        return  # SQLite numbers a row after the highest one that is there
+    target.batch(
+        [
+            Projected(
+                f"SELECT setval(pg_get_serial_sequence('{schema}.{name}', 'number'), max(number))"
+                f" FROM {schema}.{name} HAVING max(number) IS NOT NULL"
+            )
+            for name in names
+        ]
+    )
 
 
 def _select(table: str, names: list[str]) -> str:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from journal.clock import SystemClock
 from journal.errors import (
     Damaged,
+    DiskFailed,
     EngineError,
     FileChanged,
     JournalUnavailable,
@@ -31,6 +32,16 @@ from journal.log.writing import statements_of
 from journal.nats.message import START, Void, decode, link_of, read
 from journal.sql import Rows, Statement
 from journal.sqlite import CHUNK, SIDE_FILES, Database, sync_directory
+
+
+@contextmanager
+def _opened_anew() -> Iterator[None]:
+    """A disk that fails under the copy is none of the journal's: the file is opened anew."""
+    try:
+        yield
+    except DiskFailed as error:
+        raise FileChanged(f"this machine's copy of the stream: {error}") from error
+
 
 FORMAT = 1
 LOCK_SECONDS = 5.0
@@ -165,7 +176,7 @@ class Copy:
         Raises FileChanged when the copy is not of the stream made at ``created`` any more, Damaged
         when a message is missing.
         """
-        with self.alone():
+        with self.alone(), _opened_anew():
             self.writer.check_identity()
             with self.writer.transaction():
                 fed = self._fed_of(self.writer)

@@ -123,6 +123,8 @@ class Wire:
         self._client = Client()
         self._flying: set[asyncio.Future[Any]] = set()
         self._lost = 0.0
+        self._again = asyncio.Lock()
+        self._failed = -_FAILURE_SECONDS
         self._error: str | None = None
         self._refused = self._broken = 0
 
@@ -226,7 +228,27 @@ class Wire:
         self.epoch += 1
         LOGGER.info("%s: connected again", self.address.label)
 
+    async def _anew(self) -> None:
+        """Connect again after the client gave up, as it does when a server refuses it once.
+
+        Credentials are read anew. Raises Unreachable, at once where that failed a moment ago.
+        """
+        async with self._again:
+            if not self._client.is_closed:
+                return  # somebody else has connected meanwhile
+            if time.monotonic() < self._failed + _FAILURE_SECONDS:
+                raise Unreachable(f"{self.address.label}: {self._error or 'not connected'}")
+            self._client = Client()
+            self._refused = self._broken = 0
+            try:
+                await self._connected(self.address.options())
+            except BaseException:
+                self._failed = time.monotonic()
+                raise
+
     async def _ready(self) -> None:
+        if self._client.is_closed:
+            await self._anew()
         while not self._client.is_connected:
             if time.monotonic() > self._lost + GRACE_SECONDS:
                 why = f": {self._error}" if self._error else ""

@@ -37,7 +37,8 @@ SELECT {system}, (SELECT oid FROM pg_catalog.pg_database WHERE datname = current
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END,
   CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint),
   set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-    WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+    WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+  pg_is_in_recovery()
 """
 _KNOWN = _SERVER.format(
     system="(SELECT system_identifier FROM pg_control_system())",
@@ -133,6 +134,12 @@ class PostgresDatabase:
         except BaseException:
             wire.close()
             raise
+        if row[-1]:
+            wire.close()
+            raise Unreachable(
+                f"{self.label}: this server is a standby, or still being recovered, and may lack "
+                "what its primary has; name the primary"
+            )
         return wire, tuple(int(value) for value in row[:4])
 
     def _connect(self) -> Wire:

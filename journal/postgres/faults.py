@@ -27,8 +27,8 @@ _OURS: dict[str, type[EngineError]] = {
 }
 _CLASHES = frozenset({"40001", "40P01"})
 _NO_TEXT = frozenset({"22021", "22P05"})
-_DAMAGED = ("42P01", "3F000", "42883", "XX")
-_AWAY = ("08", "53", "57", "58", "25", "55", "28", "3D", "40")
+_DAMAGED = ("42P01", "3F000", "42883", "XX001", "XX002")
+_AWAY = ("08", "53", "57", "58", "25", "55", "28", "3D", "40", "XX")
 _WRONG_COUNT = "08P01"
 """Of parameters: of all violations of the protocol the one that a statement can be to blame for."""
 _OF_STATEMENTS = (_WRONG_COUNT, "42", "22", "0A", "21", "54", "P0", "2F", "38", "39", "44")
@@ -70,7 +70,7 @@ def error_of(
     if projected and state.startswith(_OF_STATEMENTS):
         return ConstraintFailed(words, projection=True)
     if state in _NO_TEXT:
-        return ConstraintFailed(NO_NUL) if write else Invalid(NO_NUL)
+        return ConstraintFailed(NO_NUL, text=True) if write else Invalid(NO_NUL)
     if fenced and state in _CLASHES:
         return FenceFailed(told)
     if state.startswith(_DAMAGED):

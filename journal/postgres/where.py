@@ -79,6 +79,11 @@ def where(url: str, kind: str, tenant: str) -> Where:
             f"the URL of the {_NAMES[kind]} is none of PostgreSQL's: "
             "write postgresql://user@host:port/database"
         ) from None
+    if given.get("target_session_attrs") == "read-write":
+        raise SettingsInvalid(
+            f"the URL of the {_NAMES[kind]}: target_session_attrs=read-write refuses sessions that "
+            "only read, which unrewind has too; write target_session_attrs=primary"
+        )
     defaults: dict[str, str | int | None] = {
         name: value for name, value in _DEFAULTS.items() if name not in given
     }

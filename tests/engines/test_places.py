@@ -19,6 +19,8 @@ from tests.support.postgres import PostgresServer
         ("postgresql://me:secret@db:5432/shop?sslmode=require", "postgresql://me@db:5432/shop"),
         ("postgresql://db/shop", "postgresql://db/shop"),
         ("nats://me:secret@a:4222,me:secret@b:4222", "nats://me@a:4222,me@b:4222"),
+        ("postgresql://me:pa,ss@db/shop", "postgresql://me@db/shop"),
+        ("nats://me:pa,ss@a:4222", "nats://...,a:4222"),
         ("nats://token@a:4222?monitor=http://a:8222", "nats://a:4222"),
     ],
 )
