@@ -12,16 +12,16 @@ from journal.errors import (
     FileChanged,
     Unreachable,
 )
-from journal.log import DECISIONS, Append
+from journal.log import Append
 from journal.log.postgres import PostgresLog
 from journal.postgres.checks import same_server
+from journal.postgres.database import PostgresDatabase
 from journal.sql import Projected
 from journal.store import tables
 from journal.store.postgres import PostgresStore
 from journal.worker import drive
 from tests.support.engines import Postgres
 from tests.support.postgres import PostgresServer
-from tests.support.sealing import sealed
 from tests.support.servers import require_postgres
 from tests.support.sessions import (
     FENCE,
@@ -153,27 +153,26 @@ def test_a_server_without_fsync_promises_less(fragile: PostgresServer) -> None:
     store.database.close()
 
 
-def test_a_standby_is_read_and_takes_no_writes(fragile: PostgresServer) -> None:
+def test_a_standby_is_no_place_for_either_until_it_is_promoted(fragile: PostgresServer) -> None:
     engine = Postgres(fragile)
     store = engine.store(MARKER)
     log = drive(engine.log())
     with fragile.standby() as standby:
-        until("it has the marker", lambda: PostgresStore.exists(standby.url(), engine.tenant))
-        until("it has the journal", lambda: PostgresLog.exists(standby.url(), engine.tenant))
-        for read_only in (True, False):
-            other = PostgresStore(standby.url(), engine.tenant, read_only=read_only)
-            assert tables.marker_of(drive(other.read([tables.READ_MARKER]))[0]) == MARKER
-            assert other.facts()["standby"] is True
-            assert other.stamp().parts[:3] == store.stamp().parts[:3]
-            with pytest.raises(Unreachable, match=r"read-only|standby"):
-                drive(other.batch([FENCE]))
-            assert same_server(store.database, other.database)
-            other.database.close()
-        follower = PostgresLog(standby.url(), engine.tenant)
-        entry = sealed(b"", entity="case/1", operation="op-1", sequence=1)
-        append = follower.append(Append(entries=[(DECISIONS, entry)]), drive(log.look()))
-        with pytest.raises(Unreachable, match="standby"):
-            drive(append)
-        follower.database.close()
+        assert isinstance(store.database, PostgresDatabase)
+        sql = f"SELECT count(*) FROM {store.database.where.quoted}.unrewind_marker"
+        until("it has the marker", lambda: standby.query(sql)[0][0] == 1)
+        for port in (PostgresStore, PostgresLog):
+            with pytest.raises(Unreachable, match="standby"):
+                port.exists(standby.url(), engine.tenant)
+            for read_only in (True, False):
+                with pytest.raises(Unreachable, match="standby"):
+                    port(standby.url(), engine.tenant, read_only=read_only)
+        standby.promote()
+        other = PostgresStore(standby.url(), engine.tenant, read_only=True)
+        assert tables.marker_of(drive(other.read([tables.READ_MARKER]))[0]) == MARKER
+        assert other.stamp().parts[:3] == store.stamp().parts[:3]
+        assert other.stamp() != store.stamp()
+        assert same_server(store.database, other.database)
+        other.database.close()
     for one in (store, log):
         one.database.close()
