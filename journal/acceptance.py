@@ -24,6 +24,7 @@ from journal.entry import (
     body_of,
     check_entity,
     check_name,
+    check_string,
     check_text,
     check_time,
     seal,
@@ -207,8 +208,9 @@ def check_operation(
             f"{operation.action}: a baseline is taken by `unrewind adopt` alone", field="action"
         )
     check_name("body type", operation.body_type, MAX_ACTION)
-    for field in ("version", "actor", "principal"):
-        check_text(field, getattr(operation, field))
+    check_text("version", operation.version)
+    for field in ("actor", "principal"):
+        check_string(field, getattr(operation, field))
     if operation.at is not None:
         check_time("at", operation.at)
     if operation.expected_revision is not None and operation.expected_revision < 0:
