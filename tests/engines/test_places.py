@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import journal
 from journal.errors import SettingsInvalid
 from journal.places import masked
+from journal.record import Record
+from journal.worker import drive
 from tests.support.postgres import PostgresServer
 
 
@@ -44,6 +47,23 @@ def test_a_missing_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_weaker_promise_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="none of the weaker promises"):
         journal.load_settings(None, {"data": str(tmp_path), "accept": ["anything"]}, {})
+
+
+@pytest.mark.engines
+def test_what_was_refused_at_the_first_turn_is_refused_at_the_next(
+    store_url: str, tmp_path: Path
+) -> None:
+    settings = journal.Settings(
+        data=str(tmp_path), store=store_url, journal=f"{store_url}?connect_timeout=5"
+    )
+    accepting = Record(msgspec.structs.replace(settings, accept=["same-server"]))
+    drive(accepting.open())
+    drive(accepting.close())
+    record = Record(settings)
+    for _ in range(2):
+        with pytest.raises(SettingsInvalid, match="same-server"):
+            drive(record.open_files())
+        assert (record.store, record.log) == (None, None)
 
 
 @pytest.mark.engines

@@ -54,12 +54,12 @@ def digests(settings: Settings) -> tuple[str, str | None]:
 
 
 def test_p2_from_files_to_servers_and_back(full: Settings, servers: Settings) -> None:
-    before = verify(full).state_digest
+    before, verdict = verify(full).state_digest, verify(full).verdict
     done = move(full, servers, "somebody")
     assert (done.stage, done.state_digest) == ("open", before)
     assert "password" not in Registry(full.home).path("main").read_text()
     decide(servers, "op-there")
-    assert verify(servers).verdict == verify(servers).verdict
+    assert verify(servers).verdict == verdict
     with pytest.raises(Recovering, match="moved to"):
         decide(full, "op-late")
     state = verify(servers).state_digest
@@ -69,6 +69,19 @@ def test_p2_from_files_to_servers_and_back(full: Settings, servers: Settings) ->
     assert verify_files(back) == []
     with pytest.raises(Recovering, match="moved to"):
         decide(servers, "op-late")
+
+
+def test_new_work_is_numbered_after_what_was_moved(full: Settings, servers: Settings) -> None:
+    move(full, servers)
+    tenant = Tenant(servers)
+    tenant.damaged()  # as it was before: an entry, and a caller's history
+    tenant.diverged()
+    try:
+        for action in ("submit", "approve", "release"):
+            version = None if action == "submit" else "v1"
+            tenant.accept(operation("document/new", action, version=version))
+    finally:
+        tenant.close()
 
 
 @pytest.mark.parametrize("step", ["_arrive", "_register"])
