@@ -15,9 +15,17 @@ from msgspec import Struct
 
 from journal.acceptance import COMMITTED_ACTION, Acceptance, Operation
 from journal.control import Doubt
+from journal.derivation import contradictions
 from journal.doubting import decision_after, is_doubtful
 from journal.entry import MAX_OPERATION, MAX_STRING, check_name, check_text
-from journal.errors import Invalid, JournalUnavailable, LeaseLost, OperationReused
+from journal.errors import (
+    FenceFailed,
+    Invalid,
+    JournalUnavailable,
+    LeaseLost,
+    OperationReused,
+    Recovering,
+)
 from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
 from journal.observing import last_observed
@@ -36,7 +44,7 @@ from journal.reports import (
     write,
 )
 from journal.sql import Rows, Statement
-from journal.standing import LOGGER
+from journal.standing import LOGGER, close_tenant, other_work
 from journal.store import work as works
 from journal.work import Status, Work, after_seconds
 from journal.writepath import Claim, Ready, decide, make_ready
@@ -129,6 +137,7 @@ async def claim(record: Record, asked: Asked) -> Claimed:
         if held is not None:
             return Claimed([], held)
         picked = await _pick(record, ready, asked, lane)
+        await _keep_derived(record, ready, picked)
         permits = await _commit(record, ready, asked, lane, picked)
         return Claimed(permits, None if permits else picked.held)
 
@@ -304,6 +313,26 @@ async def _stopped(
         if stop is not None:
             return operation_of(row, stop, None, record.clock.fresh())
     return None
+
+
+async def _keep_derived(record: Record, ready: Ready, picked: _Picked) -> None:
+    """Let no release leave of which the journal knows more, or something else, than its row (P4).
+
+    Raises Recovering, after closing the tenant, where the row is of an earlier moment: the store
+    was put back in part. FenceFailed where another process has decided meanwhile.
+    """
+    wrong = await contradictions(record, picked.rows, ready.control.abandoned)
+    if wrong and await record.marker() != ready.marker:
+        raise FenceFailed("the store moved while a claim was looked at")
+    older = {identity: found.why for identity, found in wrong.items() if found.behind}
+    if older:
+        finding = other_work(older, {})
+        record.distrust()
+        await close_tenant(record, finding)
+        raise Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
+    for identity, found in wrong.items():
+        picked.aside.append(works.hold(identity, f"held: {found.why}", _STOPPED))
+    picked.rows = [row for row in picked.rows if row.id not in wrong]
 
 
 def _astray(row: Work, lane: Lane) -> str | None:

@@ -6,13 +6,14 @@ The rules are in ``journal.detection`` and ``journal.control``; this is where th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from journal import decrees
 from journal.control import Authority, Control, ControlUnreadable, Stage
+from journal.derivation import behind, still_behind
 from journal.detection import (
     Difference,
     Finding,
@@ -110,9 +111,12 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
             )
         flawed = await record.log.flawed()
         suspects = await differing_heads(store, record.log, flawed)
+        releases = await behind(record, store, flawed)
         with record.lock.held():
-            differing = await _differing_now(record, store, suspects)
+            differing = await _differing_now(record, store, suspects, releases)
             if isinstance(differing, Finding):
+                if not differing.verdict.sound:
+                    record.distrust()
                 return differing
             if not differing:
                 if record.store.stamp() == stamp:
@@ -134,23 +138,32 @@ async def compare_heads(record: Record, finding: Finding) -> Finding:
 
 
 async def _differing_now(
-    record: Record, store: SqlStore, suspects: list[Difference]
+    record: Record, store: SqlStore, suspects: list[Difference], releases: Collection[str]
 ) -> list[Difference] | Finding:
     """Those of the suspects that differ while store and journal stand still and agree.
 
     Another process may have decided since they were found, or have left in the store alone what it
     decided: then what is found of the two comes first.
     """
-    if not suspects or record.log is None:
+    if not (suspects or releases) or record.log is None:
         return []
     for _ in range(_ATTEMPTS):
         finding, seen = await record.examine()
         if finding.verdict is not Verdict.CLEAN:
             return finding
         differing = await still_differing(store, record.log, suspects)
-        if not differing or (await record.examine())[1] == seen:
-            return differing
+        wrong = await still_behind(record, store, releases)
+        if not (differing or wrong) or (await record.examine())[1] == seen:
+            return differing or (other_work(wrong, finding.facts) if wrong else [])
     raise JournalUnavailable("store and journal move on faster than they can be compared")
+
+
+def other_work(wrong: Mapping[str, str], facts: Mapping[str, Any]) -> Finding:
+    """The finding that releases of the store are not what the journal's decisions lead to."""
+    named = ", ".join(f"{identity}: {why}" for identity, why in [*wrong.items()][:_NAMED])
+    more = "" if len(wrong) <= _NAMED else f" and {len(wrong) - _NAMED} more"
+    detail = f"the store's releases are not the ones that the journal names: {named}{more}"
+    return Finding(Verdict.REWOUND, detail, {**facts, "releases": [*wrong]})
 
 
 async def _is_torn(store: SqlStore, log: Log) -> bool:

@@ -16,9 +16,10 @@ from msgspec import Struct
 from journal.abandonment import dropping
 from journal.acceptance import COMMITTED_ACTION
 from journal.control import Abandoned, Hold, hold_name
+from journal.derivation import mismatch
 from journal.entry import Entry
 from journal.errors import Invalid
-from journal.lanes import Effect, Terms
+from journal.lanes import Terms
 from journal.lifecycle import RELEASE_ACTIONS, Lifecycle
 from journal.log import Row
 from journal.outcomes import Change, Decide, Put, Reported, Told, after_answer, repeatable
@@ -133,7 +134,7 @@ class Reading:
         within = envelope.outcome.state in self._withdrawn
         if envelope.operation == self._row.operation:
             self._known = True
-            self._wrong = self._wrong or _mismatch(self._row, entry)
+            self._wrong = self._wrong or mismatch(self._row, entry)
             self._within = within
             return
         if is_report(envelope.action, envelope.body.type):
@@ -167,28 +168,6 @@ class Reading:
             wrong = f"the journal holds no decision {self._row.operation} of {self._row.entity}"
         superseded = self._superseded if self._row.version is not None else None
         return Past(self._known, wrong, self._out or superseded)
-
-
-def _mismatch(row: Work, entry: Entry) -> str | None:
-    """Where a release's row is not what its permission says."""
-    envelope = entry.envelope
-    if row.effect != Effect.EXTERNAL:
-        return None
-    if envelope.action != row.name:
-        return f"its permission is the action {envelope.action}, not {row.name}"
-    for release in envelope.releases:
-        if release.id != row.id:
-            continue
-        if release.version != row.version:
-            return f"it was permitted for version {release.version}, not {row.version}"
-        if release.digest != row.digest:
-            return f"it was permitted for content {release.digest}, not {row.digest}"
-        if (release.lane, release.receiver) != (row.lane, row.receiver):
-            return f"it was permitted in lane {release.lane} for {release.receiver or 'workers'}"
-        if release.recipient != row.recipient:
-            return f"it was permitted for recipient {release.recipient}, not {row.recipient}"
-        return None
-    return f"{envelope.action} at revision {envelope.revision} permits no such release"
 
 
 def stopped_action(row: Work, holds: Mapping[str, Hold]) -> str | None:

@@ -30,6 +30,7 @@ from reconstruct.cutting import lineage_of
 from reconstruct.healing import HealingSurvey, survey_healing
 from reconstruct.kept import find_kept
 from reconstruct.orders import Hole, lost_above, size_of
+from reconstruct.rederiving import permitting, unlike
 from reconstruct.replay import Lineage, Replay
 from reconstruct.scratch import scratch
 from reconstruct.working import check_declared
@@ -414,12 +415,22 @@ async def _compare(record: Record, control: Control, seen: Seen, *, again: bool)
         stale = set(await find_stale(store, log, base.common))
         # A row ahead of the base says what some later decision left; the walk would meet it again.
         ahead = (await store.read([tables.entities_above(base.common)]))[0]
+        stale.update(entity for (entity,) in ahead)
+        stale |= _of_other_work(record, store, control, base.common)
         kept = await find_kept(store, log, cuts, base.common)
-        return _Compared(base, sorted(stale.union(entity for (entity,) in ahead)), kept=kept)
+        return _Compared(base, sorted(stale), kept=kept)
     except Damaged:
         return _FRESH
     finally:
         await store.close()
+
+
+def _of_other_work(record: Record, store: SqlStore, control: Control, through: int) -> set[str]:
+    """Entities whose releases are not what the decisions through a sequence lead to."""
+    if not any(lifecycle.works for lifecycle in record.lifecycles.values()):
+        return set()
+    found = unlike(record, store, (), permitting(record), control.abandoned, through)
+    return {entity for entity, _ in found}
 
 
 _FRESH = _Compared(Base(0, ()), fresh=True)

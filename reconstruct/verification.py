@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +29,10 @@ from journal.settings import Settings
 from journal.sql import Database, Statement
 from journal.store import tables
 from journal.store.engine import SqlStore
+from reconstruct.crosschecks import crosschecked
+from reconstruct.filing import misfiled, misplaced, misread_rivals
 from reconstruct.orders import holes, unexplained
+from reconstruct.rederiving import permitting, unasked, unlike
 from reconstruct.walking import Finding, Progress, Walked, nothing, verify_journal
 
 MAX_FINDINGS = 10_000
@@ -151,6 +154,7 @@ def _report(record: Record, walked: Walked | Damaged | None, journal: LogPlace |
             *walked.findings,
             *_order_findings(record),
             *_index_findings(record),
+            *_filing_findings(record),
             *_known_flaws(record),
             *_copy_findings(record, journal),
         ]
@@ -159,7 +163,7 @@ def _report(record: Record, walked: Walked | Damaged | None, journal: LogPlace |
         return Report(str(Flaw.MISMATCH), 0, 0, findings, _state_digest(record))
     findings += _control_findings(record)
     if wrong is None or wrong.kind != UNREACHABLE:
-        findings += _store_findings(record)
+        findings += _store_findings(record, {item.entity for item in findings})
     verdict = str(Verdict.CLEAN)
     if wrong is not None:
         findings.append(wrong)
@@ -211,6 +215,29 @@ def _index_findings(record: Record) -> list[Finding]:
             position=wrong[0],
         )
     ]
+
+
+def _filing_findings(record: Record) -> list[Finding]:
+    """Where the journal keeps an entry elsewhere, or a boundary, than the entries say."""
+    database, cuts = _log(record), _cuts_in(record)
+    found = [*islice(misfiled(database, record.lifecycles), MAX_FINDINGS)]
+    found += misread_rivals(database)
+    suspects = [*islice(misplaced(database, cuts), MAX_FINDINGS)]
+    for _ in range(_LOOKS):
+        if not suspects:
+            break
+        time.sleep(_PAUSE)  # a live process may have appended between the two looks
+        again = {*misplaced(database, cuts)}
+        suspects = [item for item in suspects if item in again]
+    return found + suspects
+
+
+def _crossed(record: Record) -> list[Finding]:
+    """Rows of the store that contradict the journal, or each other."""
+    try:
+        return [*islice(crosschecked(record), MAX_FINDINGS)]
+    except Damaged as error:
+        return [Finding(str(Verdict.REPLACED), f"the store is damaged: {error}")]
 
 
 _PLACES = Statement(
@@ -289,8 +316,11 @@ def _differing(store: SqlStore, log: SqlLog, flawed: Collection[str]) -> list[Di
     return found
 
 
-def _store_findings(record: Record) -> list[Finding]:
-    """Where the store knows better, and rows or bytes that are not the journal's."""
+def _store_findings(record: Record, broken: Collection[str | None]) -> list[Finding]:
+    """Where the store knows better, and rows or bytes that are not the journal's.
+
+    What entities whose history is ``broken`` would lead to, nobody can tell.
+    """
     if record.store is None or record.log is None:
         return []
     try:
@@ -306,9 +336,27 @@ def _store_findings(record: Record) -> list[Finding]:
                     item.store,
                 )
             )
+        findings += _work_findings(record, {*flawed, *broken})
     except (Damaged, Invalid) as error:
         return [Finding(str(Verdict.REPLACED), f"the store is damaged: {error}")]
     return findings
+
+
+def _work_findings(record: Record, flawed: Collection[str | None]) -> list[Finding]:
+    """Releases in the store that are not what the journal's decisions lead to, or not there."""
+    store = record.store
+    if store is None or not any(lifecycle.works for lifecycle in record.lifecycles.values()):
+        return []
+    cuts = _cuts_in(record)
+    suspects = dict(islice(unlike(record, store, flawed, permitting(record), cuts), MAX_FINDINGS))
+    for _ in range(_LOOKS):
+        if not suspects:
+            break
+        time.sleep(_PAUSE)  # a live process may have decided between the two looks
+        suspects = dict(unlike(record, store, flawed, iter([*suspects]), cuts))
+    for entity, why in islice(unasked(record, store), MAX_FINDINGS):
+        suspects.setdefault(entity, why)
+    return [Finding("work", f"{entity}: {why}", entity) for entity, why in suspects.items()]
 
 
 def _byte_findings(record: Record) -> list[Finding]:

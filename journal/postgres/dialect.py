@@ -31,6 +31,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bjson_group_array\((json_array\(.*?\))\) FROM", r"coalesce(json_agg(\1), '[]') FROM"),
         (r"\bjson_array\(", "json_build_array("),
         # Bytes.
+        (r"\binstr\(CAST\((\w+) AS BLOB\), \?\)", r"position(? IN \1)"),
         (r"\blower\(hex\(([\w.]+)\)\)", r"encode(\1, 'hex')"),
         (r"\bCAST\(((?:\w+\.)?envelope) AS BLOB\)", r"\1"),
         (r"\bCAST\(([\w.]+) AS BLOB\)", r"to_blob(\1)"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from journal import reading
+from journal.errors import Recovering
 from journal.gate import GO
 from reconstruct import verification
 from tests.reconstruct.cuts import apply, cut, reopen
@@ -74,6 +75,21 @@ def test_p4_a_step_that_is_newer_than_a_snapshot_of_the_same_marker_is_doubted(
     quay.restore(tmp_path / "before")
     assert quay.detect().sound
     assert quay.record.doubtful
+
+
+def test_p4_p8_the_table_of_work_put_back_alone_gives_no_second_permit(quay: ServedQuay) -> None:
+    work = '"unrewind_main".unrewind_work'
+    release = quay.release("transfer/1")
+    quay.world.sql(quay.world.store_url or "", f"CREATE TABLE kept AS TABLE {work}")
+    quay.report(quay.permit("bank"), "confirmed", receipt="r-1")
+    put_back = (f"DELETE FROM {work}", f"INSERT INTO {work} SELECT * FROM kept")
+    quay.world.sql(quay.world.store_url or "", *put_back)
+    with pytest.raises(Recovering, match=release):
+        quay.claim("bank")
+    quay.recover()
+    assert quay.status(release) == "done"
+    assert quay.claim("bank").permits == []
+    quay.whole()
 
 
 @pytest.mark.parametrize("world", ["postgres-postgres"], indirect=True)
