@@ -50,13 +50,16 @@ async def contradictions(record: Record, rows: Sequence[Work], cuts: Cuts) -> di
     for row in rows:
         if row.effect == Effect.EXTERNAL and row.entity is not None:
             grouped.setdefault(row.entity, []).append(row)
+    entries = await _entries(
+        record, {entity: min(row.revision or 1 for row in own) for entity, own in grouped.items()}
+    )
     for entity, own in grouped.items():
-        entries = await _entries(record, entity, min(row.revision or 1 for row in own))
-        if entries is None:
+        known = entries[entity]
+        if known is None:
             continue
         for row in own:
             try:
-                wrong = contradiction(record, row, entries, cut=entity in cuts)
+                wrong = contradiction(record, row, known, cut=entity in cuts)
             except msgspec.MsgspecError:
                 continue
             if wrong is not None:
@@ -64,16 +67,22 @@ async def contradictions(record: Record, rows: Sequence[Work], cuts: Cuts) -> di
     return found
 
 
-async def _entries(record: Record, entity: str, first: int) -> list[Entry] | None:
-    """An entity's entries from a revision on; None where one of them cannot be read."""
-    entries: list[Entry] = []
-    while page := await record.journal().history(entity, first, _UNLIMITED, _ENTRIES):
-        try:
-            entries += [row.entry() for row in page]
-        except Invalid:
-            return None
-        first = page[-1].revision + 1
-    return entries
+async def _entries(record: Record, firsts: Mapping[str, int]) -> dict[str, list[Entry] | None]:
+    """Entities' entries from a revision on; None where one of them cannot be read."""
+    found: dict[str, list[Entry] | None] = {entity: [] for entity in firsts}
+    left = dict(firsts)
+    while page := await record.journal().histories(left, _ENTRIES):
+        for row in page:
+            known = found[row.entity]
+            if known is not None:
+                try:
+                    known.append(row.entry())
+                except Invalid:
+                    found[row.entity] = None
+        last = page[-1]
+        left = {entity: first for entity, first in left.items() if entity > last.entity}
+        left[last.entity] = last.revision + 1
+    return found
 
 
 def contradiction(

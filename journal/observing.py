@@ -7,6 +7,7 @@ is evidence: an observed receipt counts as known, and nothing is sent on top of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 
 import msgspec
@@ -176,6 +177,16 @@ async def last_observed(record: Record, release: str) -> Observed | None:
         if one is not None and (found is None or _weight(one) >= _weight(found)):
             found = one
     return found
+
+
+async def observed_among(record: Record, releases: Iterable[str]) -> set[str]:
+    """Those of the releases of which something may have been observed; the others have nothing."""
+    wanted = {OBSERVATION + release: 1 for release in releases}
+    page = await record.journal().histories(wanted, _LOOKED_AT) if wanted else []
+    seen = {row.entity for row in page}
+    if page:  # it may have ended before it came to those beyond
+        seen |= {entity for entity in wanted if entity > page[-1].entity}
+    return {entity.removeprefix(OBSERVATION) for entity in seen}
 
 
 def _weight(found: Observed) -> int:

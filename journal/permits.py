@@ -28,7 +28,7 @@ from journal.errors import (
 )
 from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
-from journal.observing import last_observed
+from journal.observing import Observed, last_observed, observed_among
 from journal.outcomes import PICKED_UP, Decide, Outcome, before_attempt, before_commitment
 from journal.record import Record
 from journal.release import Report, report_of
@@ -253,17 +253,18 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
             why = spoiled[identity]
             LOGGER.error("work %s of lane %s cannot be read: %s", identity, asked.lane, why)
             picked.aside.append(works.park(identity, why, lane.attempts, lane.backoff))
-        held = await held_among(record, ready, [row for row in rows if row.id not in seen])
+        fresh = [row for row in rows if row.id not in seen]
+        held = await held_among(record, ready, fresh)
+        observed = await observed_among(record, [row.id for row in fresh])
         picked.held = next(iter(held.values()), picked.held)
-        for row in rows:
-            if row.id in seen:
-                continue
+        for row in fresh:
             if len(picked.rows) == most:
                 return picked
             if row.id in held:
                 picked.aside.append(works.hold(row.id, f"held: {held[row.id]}", _STOPPED))
                 continue
-            stopped = await _stopped(record, row, now, flawed, ready.control.doubted)
+            told = await last_observed(record, row.id) if row.id in observed else None
+            stopped = await _stopped(record, row, now, flawed, ready.control.doubted, told)
             if stopped is None:
                 picked.rows.append(row)
             elif isinstance(stopped, Operation):
@@ -279,7 +280,12 @@ async def _pick(record: Record, ready: Ready, asked: Asked, lane: Lane) -> _Pick
 
 
 async def _stopped(
-    record: Record, row: Work, now: str, flawed: Mapping[str, int], doubt: Doubt | None
+    record: Record,
+    row: Work,
+    now: str,
+    flawed: Mapping[str, int],
+    doubt: Doubt | None,
+    seen: Observed | None,
 ) -> Operation | Statement | None:
     """What keeps a due row from being attempted: a decision to make, or a hold to write."""
     lane = record.settings.lanes[row.lane]
@@ -295,7 +301,6 @@ async def _stopped(
     if row.entity in flawed:
         return works.hold(row.id, f"held: the history of {row.entity} is incomplete", _HOLD)
     ask = asks(record, row)
-    seen = await last_observed(record, row.id)
     told = await decision_after(record, row, seen, doubt, ask=ask)
     if told is not None and not told.report.maybe:
         # The sweeper makes it a decision; where one was refused to it, this is the next chance.

@@ -7,7 +7,7 @@ history, generation and stage in force, and every other writer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, json
@@ -200,6 +200,12 @@ class Log(Protocol):
         """An entity's entries from revision ``first`` through ``last``, in order.
 
         With ``dropped`` also those that were abandoned, beside those that took their place.
+        """
+
+    async def histories(self, firsts: Mapping[str, int], limit: int) -> list[Row]:
+        """Entries of entities, each from the revision given, by entity and in order; one page.
+
+        Without those that were abandoned. An entity of which nothing is left has none.
         """
 
     async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:

@@ -228,6 +228,17 @@ class SqlLog:
             limit,
         )
 
+    async def histories(self, firsts: Mapping[str, int], limit: int) -> list[Row]:
+        """See ``Log.histories``."""
+        entities = "json_each(?) v CROSS JOIN entries"
+        return self._page(
+            f"{self._from().replace('FROM entries', f'FROM {entities}')}"
+            " ON entity = v.value ->> 0 AND revision >= CAST(v.value ->> 1 AS BIGINT)"
+            f" WHERE NOT {self._dropped()} ORDER BY entity, revision, position LIMIT ?",
+            msgspec.json.encode([*firsts.items()]).decode(),
+            limit,
+        )
+
     async def links(self, entity: str, first: int, last: int) -> list[tuple[Link, str]]:
         """See ``Log.links``. One body at a time is in memory."""
         self.database.check_identity()
