@@ -162,8 +162,12 @@ def _report(record: Record, walked: Walked | Damaged | None, journal: LogPlace |
         findings = [Finding(Flaw.MISMATCH, f"the journal's file is damaged: {error}")]
         return Report(str(Flaw.MISMATCH), 0, 0, findings, _state_digest(record))
     findings += _control_findings(record)
+    findings += _witness_findings(record)
     if wrong is None or wrong.kind != UNREACHABLE:
         findings += _store_findings(record, {item.entity for item in findings})
+        if wrong is None:
+            told = {(item.kind, item.entity) for item in findings if item.entity is not None}
+            findings += [f for f in _crossed(record) if (f.kind, f.entity) not in told]
     verdict = str(Verdict.CLEAN)
     if wrong is not None:
         findings.append(wrong)
@@ -230,6 +234,12 @@ def _filing_findings(record: Record) -> list[Finding]:
         again = {*misplaced(database, cuts)}
         suspects = [item for item in suspects if item in again]
     return found + suspects
+
+
+def _witness_findings(record: Record) -> list[Finding]:
+    """A witness that is there and cannot be read: it would keep the tenant closed at a start."""
+    record.witness.read()
+    return [] if record.witness.fault is None else [Finding("witness", record.witness.fault)]
 
 
 def _crossed(record: Record) -> list[Finding]:
