@@ -1,0 +1,1 @@
+"""Deterministic simulation: the real code on a virtual clock, with seeded faults and scheduling."""

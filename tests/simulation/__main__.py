@@ -1,0 +1,122 @@
+"""`make simulate SEEDS=count START=n`: play seeds on every core; exit 1 for a broken promise."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.playing import Played, shared
+from tests.simulation.running import run_all, total
+from tests.simulation.shortening import shorten
+from tests.support.proof import record
+
+_TAIL = 40
+_HASHES = "PYTHONHASHSEED"
+
+
+def main() -> int:
+    """Play, tell, and shorten what breaks."""
+    arguments = _arguments()
+    if os.environ.get(_HASHES) != "0":
+        # The order of a set is part of what a seed fixes.
+        os.execve(  # noqa: S606 - this very program
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            {**os.environ, _HASHES: "0"},
+        )
+    began = time.monotonic()
+    every: list[Played] = []
+    failed: list[Played] = []
+    with shared() as folder:
+        seeds = range(arguments.start, arguments.start + arguments.seeds)
+        for played in run_all(seeds, folder, arguments.jobs, arguments.mutant):
+            every.append(played)
+            _progress(len(every), arguments.seeds, len(failed))
+            if played.promise is None:
+                continue
+            failed.append(played)
+            _tell(played, arguments.trace)
+            if arguments.mutant is not None or len(failed) >= arguments.failures:
+                break
+        if failed and not arguments.long:
+            events, best = shorten(failed[0], folder, arguments.mutant)
+            print(f"\nseed {failed[0].seed}, shortened to {len(events)} events:")
+            print(*(f"  {event}" for event in events), sep="\n")
+            _tell(best, arguments.trace or _TAIL)
+    counts = total(every)
+    if arguments.counts:
+        for name, number in sorted(counts.items()):
+            print(f"{number:9d}  {name}")
+    if arguments.hashes:
+        print(*(f"{one.seed} {one.digest}" for one in sorted(every, key=_seed)), sep="\n")
+    seconds = time.monotonic() - began
+    print(
+        f"{len(every)} seeds, {len(failed)} broken, {counts['steps']} steps, {seconds:.0f} s",
+        flush=True,
+    )
+    if not failed and arguments.mutant is None:
+        _record(arguments.seeds, arguments.start, counts)
+    return 1 if failed else 0
+
+
+def _seed(played: Played) -> int:
+    return played.seed
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--start", type=int, default=1, help="the first one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="put a fault into the code")
+    parser.add_argument("--failures", type=int, default=1, help="end after so many broken seeds")
+    parser.add_argument("--trace", type=int, default=0, help="lines of the trace to show")
+    parser.add_argument("--long", action="store_true", help="do not shorten what breaks")
+    parser.add_argument("--counts", action="store_true", help="what happened, all seeds together")
+    parser.add_argument("--hashes", action="store_true", help="a hash of each seed's whole trace")
+    return parser.parse_args()
+
+
+def _progress(done: int, of: int, broken: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{of} seeds, {broken} broken ", end="", file=sys.stderr, flush=True)
+
+
+def _tell(played: Played, lines: int) -> None:
+    print(f"\nseed {played.seed}, step {played.step}, {played.at:.3f} s: {played.promise}")
+    print(f"  {played.detail}")
+    for line in played.trace[-lines:] if lines else ():
+        print(f"  {line}")
+    print(f"  again: make simulate SEEDS=1 START={played.seed}", flush=True)
+
+
+def _record(seeds: int, start: int, counts: dict[str, int]) -> None:
+    """Leave the figures for the report."""
+
+    def of(prefix: str) -> int:
+        return sum(number for name, number in counts.items() if name.startswith(prefix))
+
+    record(
+        "simulation",
+        f"make simulate SEEDS={seeds} START={start}",
+        scope=seeds,
+        seeds=seeds,
+        steps=counts["steps"],
+        decisions=counts["decisions"],
+        acknowledged=counts["accepted"] + counts["repeated"],
+        rewinds=of("rewind:"),
+        faults=of("fault:"),
+        kills=of("kill:"),
+        recoveries=counts["recoveries"],
+        calls=counts["calls"],
+        permits=counts["permits"],
+        effects=counts["effects"],
+        broken=0,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

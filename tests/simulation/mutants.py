@@ -1,0 +1,105 @@
+"""Mutants: one fault each, put into the code before a world begins. Every one has to be found.
+
+``python -m tests.simulation --mutant NAME`` runs seeds with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+
+class Mutant(Struct, frozen=True):
+    """A function by its place, ``module:name`` or ``module:Class.name``, and what changes in it.
+
+    ``old`` MUST stand in its source exactly once. ``promise`` is what it breaks.
+    """
+
+    promise: str
+    where: str
+    old: str
+    new: str
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "answers-before-the-journal": Mutant(
+        "P1",
+        "journal.writepath:decide",
+        "await journal_entries(record, entries, ready.look)",
+        "pass",
+    ),
+    "permits-before-the-journal": Mutant(
+        "P3",
+        "journal.permits:_commit",
+        "answers = await decide(record, ready, operations, Claim(statements, begun))",
+        "import journal.writepath as _w, journal.handoff as _h\n"
+        "    _kept = _w.journal_entries\n"
+        "    async def _nothing(*_): return None\n"
+        "    _w.journal_entries = _nothing\n"
+        "    try:\n"
+        "        answers = await decide(record, ready, operations, Claim(statements, begun))\n"
+        "    finally:\n"
+        "        _w.journal_entries = _kept",
+    ),
+    "known-operations-not-looked-up": Mutant(
+        "P6",
+        "journal.writepath:_view",
+        "rows = await log.operations([operation.operation for operation in operations])",
+        "rows = []",
+    ),
+    "fence-compares-nothing": Mutant(
+        "P8",
+        "journal.record:Record._examine",
+        "return compare(control, seen, self.settings.instance), seen",
+        "return Finding(Verdict.CLEAN, ''), seen",
+    ),
+    "unknown-becomes-ready": Mutant(
+        "P4",
+        "journal.outcomes:repeatable",
+        "return terms.contract is Contract.IDEMPOTENT and",
+        "return",
+    ),
+}
+
+
+def apply(name: str) -> None:
+    """Put a mutant in the place of the code, wherever that has been imported."""
+    mutant = MUTANTS[name]
+    module_name, _, path = mutant.where.partition(":")
+    module = importlib.import_module(module_name)
+    owner: Any = module
+    *outer, last = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    original = getattr(owner, last)
+    made = _mutated(original, mutant, vars(module))
+    setattr(owner, last, made)
+    if owner is module:
+        _everywhere(original, made, last)
+
+
+def _mutated(original: Callable[..., Any], mutant: Mutant, names: dict[str, Any]) -> Any:
+    source = textwrap.dedent(inspect.getsource(original))
+    if source.count(mutant.old) != 1:
+        raise LookupError(f"{mutant.where} holds {source.count(mutant.old)} times: {mutant.old}")
+    found: dict[str, Any] = {}
+    code = f"from __future__ import annotations\n{source.replace(mutant.old, mutant.new)}"
+    exec(compile(code, mutant.where, "exec"), names, found)  # noqa: S102 - our own source
+    return found[original.__name__]
+
+
+def _everywhere(original: Any, made: Any, name: str) -> None:
+    """Modules that imported a function by its name have it under that name."""
+    import sys  # noqa: PLC0415 - only where a mutant is made
+
+    for module in [*sys.modules.values()]:
+        if getattr(module, name, None) is original and module.__name__.split(".")[0] in _OURS:
+            setattr(module, name, made)
+
+
+_OURS = frozenset({"journal", "reconstruct", "api"})

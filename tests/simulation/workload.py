@@ -1,0 +1,165 @@
+"""The workload: everything that is to happen in a world, drawn from its seed before it begins.
+
+A list of events, so that any part of it can be played again: that is how a failure is shortened.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from tests.simulation.tenant import INSIDE, PULLED, PUSHED
+
+SECONDS = 300.0
+"""How long things happen; then the world is left in peace, and has to come to rest."""
+
+REWINDS = ("renamed", "renamed", "renamed", "over", "under", "emptied", "gone", "forward")
+_PORTS = (
+    "refused", "disk", "full", "unanswered", "disk-after", "kill", "kill-after", "freeze",
+    "freeze-after",
+)  # fmt: skip
+
+
+class Event(Struct, frozen=True):
+    """Something that happens at a time, in virtual seconds."""
+
+    at: float
+    kind: str
+    facts: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        said = " ".join(f"{name}={value}" for name, value in self.facts.items())
+        return f"{self.at:7.2f}  {self.kind:<10} {said}"
+
+
+class Profile(Struct, frozen=True):
+    """How a world is, as its seed has it."""
+
+    services: int
+    clumsy: float
+    """How often a command of the operator's is killed."""
+    rough: bool
+    """Whether receivers lose, delay and garble; else every call goes well."""
+    clocks: bool
+    """Whether clocks jump. Then no call arrives late: nobody can tell how late by such clocks."""
+    both: bool
+    """Whether the journal may be rewound too."""
+
+
+def profile_of(seed: int) -> Profile:
+    """What kind of world a seed makes."""
+    random = Random(f"{seed}/profile")
+    clocks = random.random() < 0.2  # noqa: PLR2004 - one in five
+    return Profile(
+        services=1 if random.random() < 0.65 else 2,  # noqa: PLR2004 - one in three has two
+        clumsy=random.choice((0.0, 0.1, 0.3)),
+        rough=random.random() < 0.8,  # noqa: PLR2004 - four in five
+        clocks=clocks,
+        both=random.random() < 0.15,  # noqa: PLR2004 - one in seven
+    )
+
+
+def workload_of(seed: int) -> list[Event]:
+    """The events of a seed, in their order."""
+    random = Random(f"{seed}/workload")
+    profile = profile_of(seed)
+    events = [*_of_clients(random), *_of_workers(random), *_of_faults(random, profile)]
+    return sorted(events, key=lambda event: event.at)
+
+
+def _at(random: Random) -> float:
+    return round(random.random() * SECONDS, 2)
+
+
+def _of_clients(random: Random) -> list[Event]:
+    events = []
+    names = [f"order/{n}" for n in range(4)] + ["case/1", "case/2", "account/1", "account/2"]
+    for number in range(random.randrange(18, 34)):
+        wishes = [
+            _wish(random, f"op-{number}-{part}", random.choice(names))
+            for part in range(1 if random.random() < 0.75 else random.randrange(2, 6))  # noqa: PLR2004
+        ]
+        facts: dict[str, Any] = {"wishes": wishes}
+        if random.random() < 0.08:  # noqa: PLR2004 - some callers go away
+            facts["cancel"] = round(random.random() * 0.05, 4)
+        events.append(Event(_at(random), "send", facts))
+    for _ in range(random.randrange(4, 9)):
+        events.append(Event(_at(random), "read", {"entity": random.choice(names)}))
+        events.append(Event(_at(random), "repeat", {"which": round(random.random(), 4)}))
+    for _ in range(2):
+        events.append(Event(_at(random), "reuse", {"which": round(random.random(), 4)}))
+    for _ in range(random.randrange(3)):
+        facts = {"entity": f"contract/{len(events)}", "order": random.sample(range(3), 3)}
+        events.append(Event(_at(random), "sealed", facts))
+    return events
+
+
+def _wish(random: Random, identity: str, entity: str) -> dict[str, Any]:
+    kind = entity.partition("/")[0]
+    body: dict[str, Any] = {"n": random.randrange(100), "recipient": f"to-{random.randrange(3)}"}
+    wish: dict[str, Any] = {"id": identity, "entity": entity, "action": "note", "body": body}
+    if kind == "account":
+        body = {"balance": random.choice((1, 5, 9, -1))}
+        wish |= {"action": random.choice(("deposit", "spend")), "body": body}
+    elif kind == "order":
+        lane = random.choice((*PUSHED, *PULLED))
+        action = random.choice(
+            ("change", "cancel", "renew", "index", *[f"send-{lane}"] * 6)
+        )
+        wish["action"] = action
+        if action.startswith("send"):
+            wish["version"] = f"v{random.randrange(6)}"
+    if random.random() < 0.1:  # noqa: PLR2004 - one in ten is careful
+        wish["expected"] = random.randrange(5)
+    return wish
+
+
+def _of_workers(random: Random) -> list[Event]:
+    lanes = [*PULLED, *PULLED, INSIDE]
+    return [
+        Event(
+            _at(random),
+            "work",
+            {
+                "lane": random.choice(lanes),
+                "worker": f"worker-{random.randrange(3)}",
+                "limit": random.randrange(1, 4),
+                "again": random.random() < 0.2,  # noqa: PLR2004 - an answer got lost
+            },
+        )
+        for _ in range(random.randrange(5, 12))
+    ]
+
+
+def _of_faults(random: Random, profile: Profile) -> list[Event]:
+    events = [Event(_at(random), "copy", {"what": "store"}) for _ in range(random.randrange(2, 6))]
+    for _ in range(random.choice((0, 1, 1, 2))):
+        facts = {"how": random.choice(REWINDS), "depth": round(random.random(), 3)}
+        events.append(Event(_at(random), "rewind", facts))
+    for _ in range(random.randrange(4)):
+        facts = {
+            "role": random.choice(("store", "journal")),
+            "moment": random.choice(("commit", "any")),
+            "left": random.randrange(12),
+            "kind": random.choice(_PORTS),
+        }
+        events.append(Event(_at(random), "fault", facts))
+    for kind, chance in (("kill", 0.4), ("freeze", 0.3), ("restart", 0.2), ("away", 0.2),
+                         ("slow", 0.2), ("snapshot", 0.4), ("pause", 0.15), ("token", 0.15)):  # fmt: skip
+        if random.random() < chance and not (profile.both and kind == "token"):
+            facts = {"seconds": round(random.random() * 25, 2), "number": random.randrange(2)}
+            events.append(Event(_at(random), kind, facts))
+    if profile.clocks:
+        for _ in range(2):
+            facts = {
+                "whose": random.choice(("machine", "database")),
+                "by": random.choice((-3600.0, -60.0, 60.0, 3600.0)),
+            }
+            events.append(Event(_at(random), "clock", facts))
+    if profile.both:
+        events.append(Event(_at(random), "copy", {"what": "journal"}))
+        facts = {"depth": round(random.random(), 3), "store": random.random() < 0.5}  # noqa: PLR2004
+        events.append(Event(round(200 + random.random() * 90, 2), "lose", facts))
+    return events
