@@ -208,9 +208,12 @@ def check_operation(
             f"{operation.action}: a baseline is taken by `unrewind adopt` alone", field="action"
         )
     check_name("body type", operation.body_type, MAX_ACTION)
-    check_text("version", operation.version)
-    for field in ("actor", "principal"):
-        check_string(field, getattr(operation, field))
+    if operation.version is not None:
+        check_text("version", operation.version)
+    if operation.actor is not None:
+        check_string("actor", operation.actor)
+    if operation.principal is not None:
+        check_string("principal", operation.principal)
     if operation.at is not None:
         check_time("at", operation.at)
     if operation.expected_revision is not None and operation.expected_revision < 0:
@@ -245,10 +248,11 @@ def repeat(operation: Operation, entry: Entry) -> Acceptance:
     """The first answer again. Raises OperationReused naming the fields that differ."""
     first = entry.envelope
     body = body_of(operation.body, operation.body_type)
+    version = _version_of_report(first) if operation.version is None else operation.version
     pairs = {
         "entity": (operation.entity, first.entity),
         "action": (operation.action, first.action),
-        "version": (operation.version or _version_of_report(first), first.version),
+        "version": (version, first.version),
         "actor": (operation.actor, first.actor),
         "body": (body, first.body),
         "at": (operation.at or first.at, first.at),

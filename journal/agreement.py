@@ -151,7 +151,7 @@ def _declare(settings: Settings) -> None:
 def _read(settings: Settings) -> Declared | None:
     try:
         return msgspec.json.decode(_path(settings).read_bytes(), type=Declared)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 

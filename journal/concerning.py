@@ -25,7 +25,7 @@ def work_wanted(
         if is_report(operation.action, operation.body_type):
             concerned.append(operation)
             named.append(report_of(operation.body).release)
-        elif lifecycle is not None and lifecycle.works:
+        elif lifecycle is not None and lifecycle.actions and lifecycle.works:
             concerned.append(operation)
             action = lifecycle.actions.get(operation.action)
             if action is not None and action.corrects:
@@ -52,7 +52,7 @@ def by_entity(
 def _named_in(body: bytes) -> list[str]:
     try:
         found = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return []
     corrects = found.get("corrects") if isinstance(found, dict) else None
     return [corrects] if isinstance(corrects, str) else []

@@ -281,7 +281,7 @@ def fold(entries: Sequence[Entry], tenant: str, *, moved: bool = False) -> Contr
         try:
             facts = msgspec.json.decode(entry.body)
             control = _begin(entry, facts) if control is None else _apply(control, entry, facts)
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, ValueError) as error:
             raise ControlUnreadable(f"control entry {number}: {error}") from None
         check_needs(control.needs)
     if control is None:

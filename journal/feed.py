@@ -63,7 +63,7 @@ def decode_cursor(text: str, shape: Any) -> Any:
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         parts: tuple[Any, ...] = msgspec.json.decode(raw, type=shape)
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         parts = ()
     numbers = [part for part in parts if isinstance(part, int)]
     if not parts or any(not 0 <= number <= MAX_INTEGER for number in numbers):

@@ -93,7 +93,7 @@ class SeenFile:
         """What was noted; None when nothing was."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=Seen)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return None
 
     def names(self, stamp: Stamp | None) -> bool:

@@ -40,10 +40,12 @@ def fold(rows: Mapping[str, Work], entry: Entry, data: bytes, rules: Rules) -> d
     lifecycle = rules.lifecycles.get(kind)
     if lifecycle is None:
         return {}
-    changed = _withdraw(rows, entry, lifecycle)
-    fields: dict[str, Any] = {}
     action = lifecycle.actions.get(envelope.action)
     commands: tuple[Command, ...] = () if action is None else action.commands
+    if not (rows or commands or envelope.releases):
+        return {}
+    changed = _withdraw(rows, entry, lifecycle)
+    fields: dict[str, Any] = {}
     # What another version of the lifecycle asked for cannot be told from this one.
     doubtful = envelope.lifecycle != lifecycle.version
     if envelope.releases or commands:

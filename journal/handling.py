@@ -154,7 +154,7 @@ def _item(lane: str, effect: str, kind: str, identity: str, data: bytes) -> Work
     check_name("item", identity, MAX_ACTION)
     try:
         msgspec.json.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Invalid(f"item {identity} is not JSON: {error}", field="items") from None
     return Work(
         id=f"item_{lane}_{identity}",

@@ -212,7 +212,7 @@ def observation_of(row: Row) -> Observed | None:
     try:
         entry = row.entry()
         found = msgspec.json.decode(entry.body, type=Observed)
-    except (Invalid, msgspec.MsgspecError):
+    except (Invalid, msgspec.MsgspecError, RecursionError):
         return None
     return msgspec.structs.replace(found, recorded=entry.envelope.recorded)
 

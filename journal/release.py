@@ -108,7 +108,7 @@ def _release(
 def _corrected(body: bytes) -> str:
     try:
         found = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         found = None
     corrects = found.get("corrects") if isinstance(found, dict) else None
     if not isinstance(corrects, str):
@@ -194,7 +194,7 @@ def report_of(body: bytes) -> Report:
     """The report of a `release.*` decision. Raises Invalid."""
     try:
         return _decode_report(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Invalid(f"not a report on a release: {error}", field="body") from None
 
 

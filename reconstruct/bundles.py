@@ -41,7 +41,7 @@ async def journalled(record: Record) -> list[str]:
     for row in await record.journal().control():
         try:
             facts = msgspec.json.decode(row.body)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             continue
         named = facts.get("evidence") if isinstance(facts, dict) else None
         if isinstance(named, dict) and isinstance(named.get("sha256"), str):
@@ -68,7 +68,7 @@ def _look(path: Path, known: list[str] | None, *, verify: bool) -> Bundle:
     try:
         content = (path / MANIFEST).read_bytes()
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         partial = path.name.endswith(PARTIAL)
         why = f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"
         return Bundle(

@@ -372,7 +372,7 @@ def kept_of_this(settings: Settings) -> Evidence | None:
     try:
         content = (whole[-1] / MANIFEST).read_bytes()
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     standing = standing_of(place_of_store(settings))
     if (manifest.stamps, manifest.marker) != standing or manifest.tenant != settings.tenant:

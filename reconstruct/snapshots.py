@@ -136,7 +136,7 @@ def read_manifest(directory: Path) -> Snapshot:
         taken = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Snapshot)
         listed = list_in(directory / ROWS) if taken.rows else directory / FILE
         digest = hash_file(listed)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise Refused(f"{directory} is not a snapshot: {error}") from None
     if taken.format != FORMAT:
         raise Refused(f"{directory}: snapshot format {taken.format} is not known here")

@@ -111,7 +111,7 @@ def encode(append: Append, position: int) -> bytes:
     )
     try:
         _decode_append(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineError(f"an append that cannot be stored: {error}") from None
     return data
 
@@ -130,7 +130,7 @@ def decode(data: bytes) -> tuple[int, Append]:
             drops=told.drops,
             anew=told.anew,
         )
-    except (msgspec.MsgspecError, Invalid) as error:
+    except (msgspec.MsgspecError, RecursionError, Invalid) as error:
         raise Void(f"it holds no append: {error}") from None
 
 
@@ -156,7 +156,7 @@ def read(payload: bytes, link: bytes) -> Message:
     """
     try:
         message = _decode_message(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         later = _later(payload)
         if later is None:
             raise Void(f"it is no message of a journal: {error}") from None
@@ -182,7 +182,7 @@ def _later(payload: bytes) -> Message | None:
             last=True,
             data=b"",
         )
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     return later if later.format > FORMAT else None
 

@@ -1,11 +1,17 @@
 """The OpenAPI document is true: every call is in it, and answers only what it says."""
 
+import base64
+import itertools
+import random
 import re
+import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from litestar.routes import HTTPRoute
@@ -14,11 +20,15 @@ from schemathesis.checks import CHECKS, load_all_checks
 from api import problems
 from api.app import create_app
 from api.calls import CALL
+from api.signing import sign
 from journal import errors
 from journal.control import ControlUnreadable, Role
 from journal.settings import Settings
+from tests.api.laned import CALLBACK_SECRET, Laned, serving
 from tests.api.servers import Server
 from tests.soak.processes import LONG
+from tests.support.proof import record
+from tests.support.sealing import Caller
 
 load_all_checks()
 CHECKED = [
@@ -35,7 +45,7 @@ CHECKED = [
 # A malformed item of a batch is refused in its own answer, and the batch is answered 200.
 REFUSED = CHECKS.get_one("negative_data_rejection")
 FUZZED = settings(
-    max_examples=200 if LONG else 20,
+    max_examples=200 if LONG else 18,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -47,6 +57,11 @@ pytestmark = [pytest.mark.soak] if LONG else []
 LEASE = 2**32 + 1
 """The first claim's number in the first generation."""
 
+ABOVE = {Role.READER: 0, Role.WRITER: 1, Role.OPERATOR: 2}
+TURNS = (Role.OPERATOR, Role.OPERATOR, Role.WRITER, Role.READER)
+"""Whose token a case is sent with, by what the case is: most get beyond the door."""
+COUNTED = {"cases": 0}
+
 DOCUMENT: dict[str, Any] = msgspec.json.decode(create_app(Settings()).state["openapi"]())
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 
@@ -57,14 +72,34 @@ def document() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def filled(shared: Server) -> Server:
-    for number in range(1, 30):
-        for action in ("submit", "approve", "release"):
-            entity = f"document/{number}"
-            reply = shared.decide(f"{action}-{number}", entity, action, version="v1")
-            assert reply.status == 201, reply.body
-    assert shared.request("GET", "/schema/openapi.json").json == DOCUMENT
-    return shared
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laned]:
+    with serving(tmp_path_factory.mktemp("filled") / "server") as running:
+        for number in range(1, 30):
+            for action in ("submit", "approve", "release"):
+                entity = f"document/{number}"
+                reply = running.decide(f"{action}-{number}", entity, action, version="v1")
+                assert reply.status == 201, reply.body
+        assert running.request("GET", "/schema/openapi.json").json == DOCUMENT
+        yield running
+        if LONG:
+            command = "UNREWIND_SOAK=1 python -m pytest -m soak tests/api/test_openapi.py"
+            record("schemathesis", command, scope=COUNTED["cases"], calls=len(NEEDS))
+
+
+@pytest.fixture(scope="module")
+def tokens(filled: Laned) -> dict[Role, str]:
+    """A token of each role that calls are documented for."""
+    made = {
+        role: filled.post("tokens", {"role": str(role), "name": f"a {role}"}).json["token"]
+        for role in (Role.WRITER, Role.READER)
+    }
+    return {Role.OPERATOR: filled.token, **made}
+
+
+@pytest.fixture(scope="module")
+def courier(filled: Laned) -> str:
+    made = filled.post("tokens", {"role": "receiver", "name": "courier"})
+    return str(made.json["token"])
 
 
 @pytest.fixture(scope="module")
@@ -77,26 +112,99 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert "Traceback" not in running.errors, running.errors
 
 
-def call(case: Any, server: Server) -> int:
+def call(case: Any, server: Server, token: str | None = None) -> int:
     """Send the case and judge the answer by the document; its status."""
-    headers = {"Authorization": f"Bearer {server.token}"}
+    headers = {"Authorization": f"Bearer {token or server.token}"}
     base = f"http://127.0.0.1:{server.port}"
     response = case.call(base_url=base, headers=headers)
     checks = CHECKED if case.path.endswith("/batch") else [*CHECKED, REFUSED]
     case.validate_response(response, checks=checks, headers=headers)
+    COUNTED["cases"] += 1
     status: int = response.status_code
     return status
 
 
+def _needs() -> dict[tuple[str, str], Role | None]:
+    return {
+        (method, route.path_format): handler.opt[CALL].needs
+        for route in create_app(Settings()).routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+        for method in handler.http_methods - {"OPTIONS"}
+    }
+
+
+NEEDS = _needs()
+"""The role that each call asks for; None: anybody's."""
+
+
 @SCHEMA.exclude(path_regex="/recovery").parametrize()
 @FUZZED
-def test_calls_answer_what_is_documented(case: Any, filled: Server) -> None:
-    assert call(case, filled) < 500
+def test_calls_answer_what_is_documented(case: Any, filled: Laned, tokens: dict[Role, str]) -> None:
+    told = repr((case.method, case.path, case.path_parameters, case.query, case.body))
+    role = TURNS[zlib.crc32(told.encode()) % len(TURNS)]
+    status = call(case, filled, tokens[role])
+    assert status < 500
+    needs = NEEDS.get((case.method, case.path))
+    if needs is Role.RECEIVER or (needs is not None and ABOVE[role] < ABOVE[needs]):
+        assert status >= 400, f"a {role} got {status}"
+
+
+@SCHEMA.include(path_regex="/callbacks/").parametrize()
+@FUZZED
+def test_signed_callbacks_answer_what_is_documented(case: Any, filled: Laned, courier: str) -> None:
+    """Whatever a receiver signs: a body of any shape, about a release that is there or is not."""
+    content = msgspec.json.encode(case.body) if isinstance(case.body, dict | list) else b"{}"
+    identity = f"evt_{next(_numbers)}"
+    headers = {
+        **sign(CALLBACK_SECRET, identity, datetime.now(UTC), content),
+        "Authorization": f"Bearer {courier}",
+        "Content-Type": "application/json",
+    }
+    case.path_parameters = {"receiver": "courier"}
+    url = f"http://127.0.0.1:{filled.port}/v1/main/callbacks/courier"
+    response = requests.post(url, data=content, headers=headers, timeout=60)
+    case.validate_response(response, checks=CHECKED[:4], headers=headers)
+    COUNTED["cases"] += 1
+    assert response.status_code < 500
+    assert response.status_code not in {401, 403}
+
+
+_numbers = itertools.count(1)
+
+
+@SCHEMA.include(path_regex="/entries$", method="POST").parametrize()
+@FUZZED
+def test_sealed_entries_answer_what_is_documented(
+    case: Any, filled: Laned, tokens: dict[Role, str]
+) -> None:
+    """Entries that a caller sealed, some with a byte changed, some left out, some sent twice."""
+    chance = random.Random(next(_numbers))
+    force = filled.get("status").json
+    caller = Caller(force["history"], force["generation"])
+    sent = []
+    for entry in caller.chain(f"contract/{next(_numbers)}", chance.randint(1, 4)):
+        text = bytearray(entry.text)
+        if not chance.randrange(4):
+            text[chance.randrange(len(text))] ^= 1
+        if chance.randrange(5):
+            sent.append({"envelope": text.decode("latin-1"), "body": _base64(entry.body)})
+    chance.shuffle(sent)
+    case.body = {"entries": sent + sent[: chance.randint(0, 1)]}
+    headers = {"Authorization": f"Bearer {tokens[Role.WRITER]}"}
+    response = case.call(base_url=f"http://127.0.0.1:{filled.port}", headers=headers)
+    case.validate_response(response, checks=CHECKED[:4], headers=headers)
+    COUNTED["cases"] += 1
+    assert response.status_code < 500
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
 
 
 @SCHEMA.include(path_regex="/(releases|work|lanes)/{|/where").parametrize()
 @FUZZED
-def test_calls_about_what_is_there_answer_what_is_documented(case: Any, filled: Server) -> None:
+def test_calls_about_what_is_there_answer_what_is_documented(case: Any, filled: Laned) -> None:
     known = {"lane": "delivery", "id": released(filled)}
     if case.path.endswith("/where"):
         known["id"] = "release-1"

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import hypothesis
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -43,11 +44,15 @@ from journal.work import Status, after_seconds
 from journal.worker import drive
 from journal.writepath import settle
 from tests.reconstruct.towns import Town
+from tests.soak.processes import LONG
 from tests.support.derived import derived, differences, miscounted, stored
 from tests.support.faults import fail_log, fail_store
 from tests.support.releases import lane_settings
 from tests.support.tenants import operation
 from tests.support.whole import _Journal
+
+if LONG:
+    pytestmark = pytest.mark.soak
 
 HOUR = 3600.0
 FAULTS = st.sampled_from(
@@ -469,8 +474,9 @@ class Asked(Releases):
 
 
 LIMITS = hypothesis.settings(
-    max_examples=15,
-    stateful_step_count=30,
+    max_examples=400 if LONG else 12,
+    stateful_step_count=40 if LONG else 30,
+    derandomize=not LONG,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
