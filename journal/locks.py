@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from journal.errors import JournalUnavailable, LockHeld, Recovering, Refused
-from journal.sqlite import sync_directory
+from journal.sqlite import make_directory, sync_directory
 
 _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
@@ -33,7 +34,12 @@ _STOP_SECONDS = 1.0
 
 
 class Lock(Protocol):
-    """A tenant's turn lock, wherever it is. Reentrant within one object; one object per thread."""
+    """A tenant's turn lock, wherever it is. Reentrant within one object; one object per thread.
+
+    ``waited`` says whether somebody else had it when it was asked for last.
+    """
+
+    waited: bool
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the lock. Raises LockHeld or JournalUnavailable."""
@@ -42,7 +48,7 @@ class Lock(Protocol):
         """Let go of it."""
 
 
-class TurnLock:
+class TurnLock(AbstractContextManager[None]):
     """The tenant's advisory write lock. Reentrant within one object; one object per thread."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -50,29 +56,38 @@ class TurnLock:
         self._handle: int | None = None
         self._timeout = timeout
         self._depth = 0
+        self.waited = False
         self._pid = str(os.getpid()).ljust(_PID_BYTES).encode()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Hold the lock.
 
         Raises LockHeld with the holder's PID after the timeout, JournalUnavailable when the disk
         refuses the lock file.
         """
+        return self
+
+    def __enter__(self) -> None:
+        """See ``held``."""
         if self._depth == 0:
             self._take()
         self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0 and self._handle is not None:
-                fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """See ``held``."""
+        self._depth -= 1
+        if self._depth == 0 and self._handle is not None:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _opened(self) -> int:
         """The lock file, made when it is first needed: who only looks leaves no trace."""
         if self._handle is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._path.parent)
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         return self._handle
 
@@ -88,6 +103,7 @@ class TurnLock:
                     raise JournalUnavailable(f"the tenant's lock cannot be had: {error}") from error
             else:
                 self._sign(handle)
+                self.waited = deadline > 0
                 return
             now = time.monotonic()
             deadline = deadline or now + self._timeout
@@ -104,7 +120,8 @@ class TurnLock:
     def _sign(self, handle: int) -> None:
         """Leave our PID in the lock. Unsigned it would name whoever held it before us."""
         try:
-            os.pwrite(handle, self._pid, 0)
+            if os.pread(handle, _PID_BYTES, 0) != self._pid:
+                os.pwrite(handle, self._pid, 0)
         except OSError as error:
             fcntl.flock(handle, fcntl.LOCK_UN)
             raise JournalUnavailable(f"the tenant's lock cannot be signed: {error}") from error
@@ -120,7 +137,7 @@ class Presence:
     """A shared lock that everyone who has the tenant open holds."""
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
@@ -166,7 +183,7 @@ class StopFile:
         """Why it stands; empty when it does not or cannot be read."""
         try:
             facts = msgspec.json.decode(self.path.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return {}
         return facts if isinstance(facts, dict) else {}
 
@@ -183,7 +200,7 @@ class StopFile:
         Where a stop stands its words are kept, in a file that takes its place: what takes down the
         one before does not take this one.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
         words = msgspec.json.encode({"reason": reason, "at": now, **facts})
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

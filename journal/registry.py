@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from journal.entry import check_tenant
 from journal.errors import Invalid, SettingsInvalid
-from journal.sqlite import sync_directory
+from journal.sqlite import make_directory, sync_directory
 
 FOLDER = "tenants"
 _SUFFIX = ".json"
@@ -90,7 +90,7 @@ class Registry:
             found = msgspec.json.decode(path.read_bytes(), type=Registered)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             raise SettingsInvalid(f"{path} cannot be read: {error}; bring it back") from None
         if found.tenant != name:
             raise SettingsInvalid(f"{path} is of tenant {found.tenant}: bring its own back")
@@ -102,7 +102,7 @@ class Registry:
         Nobody else may read it: a URL may hold a password. Raises OSError.
         """
         path = self.path(registered.tenant)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         words = msgspec.json.format(msgspec.json.encode(registered)) + b"\n"
         handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

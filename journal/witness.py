@@ -21,7 +21,7 @@ from journal.control import Control
 from journal.entry import GENESIS
 from journal.errors import UnrewindError
 from journal.log import Log, Look
-from journal.sqlite import sync_directory
+from journal.sqlite import make_directory, sync_directory
 
 FORMAT = 1
 _LOCK_SECONDS = 2.0
@@ -135,7 +135,7 @@ class WitnessFile:
                 "begin anew with `unrewind witness renew`",
                 renewable=True,
             ) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WitnessUnreadable(
                 f"{self.path} is damaged ({error}): bring a whole one back, or begin anew with "
                 "`unrewind witness renew`",
@@ -248,7 +248,7 @@ class WitnessFile:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time, of all processes; a hung one keeps nobody for long."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
         lock = self.path.with_suffix(".lock")
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + _LOCK_SECONDS

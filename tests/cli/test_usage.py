@@ -295,7 +295,7 @@ def test_the_index_names_the_module_of_every_command():
 
 def test_a_command_that_looks_starts_without_what_it_does_not_need(cli):
     cli.accept("op-1")
-    heavy = {"aiosqlite", "rich", "rich_click", "multiprocessing", "psycopg", "nats"}
+    heavy = {"aiosqlite", "asyncio", "rich", "rich_click", "multiprocessing", "psycopg", "nats"}
     script = f"""
 import sys
 from api.cli import main
