@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Seconds after which a hung test or soak run is ended.
 TEST_SECONDS ?= 2400
 SOAK_SECONDS ?= 14400
+# Minutes of each load of `make load`.
+MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,7 +37,7 @@ COMPILE := $(LOCK_ENV) $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate
 ENGINES := --extra postgres --extra nats
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-engines lint format bench soak lock clean
+.PHONY: help setup serve test test-engines lint format bench soak load report lock clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -75,6 +77,12 @@ bench: setup ## measure side by side with peers; flags in ARGS
 
 soak: setup ## run the long rounds; pytest flags in ARGS
 	@UNREWIND_SOAK=1 $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest -m soak --capture=no -o faulthandler_timeout=0 $(ARGS)
+
+load: setup ## a service under load and overload, for MINUTES=10
+	@UNREWIND_SOAK=1 MINUTES=$(MINUTES) $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest tests/load -m soak --capture=no -o faulthandler_timeout=0 $(ARGS)
+
+report: setup ## write docs/proof.md from what long runs and benchmarks have left
+	@$(BIN)/python -m benchmarks.proof $(ARGS)
 
 lock: ## choose new versions for both lock files
 	@$(check_python)

@@ -1,4 +1,4 @@
-"""The server: one process, one tenant, uvicorn."""
+"""The server: one process, uvicorn; where its own tenant moves to another place, it follows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import uvicorn
 
 from api.app import create_app
+from api.connections import Connection, Keeper, limit_of
+from api.following import moved
 from api.routes_tokens import current_control
 from journal import Journal, Settings
 from journal.agreement import agree
@@ -24,6 +26,8 @@ from journal.lanes import warnings
 REFUSED = 3
 INTERRUPTED = 130
 BACKLOG = 2048
+ACCEPTED = 32
+"""Connections that the loop takes at once, before it gets to ending those that are too many."""
 STOP_SECONDS = 45
 """How long a stop waits for answers: above the time that a body may take to arrive."""
 
@@ -31,6 +35,7 @@ STOP_SECONDS = 45
 def uvicorn_options() -> dict[str, Any]:
     """The keyword arguments of ``uvicorn.Config``, without the application."""
     return {
+        "http": Connection,
         "access_log": False,
         "log_config": None,
         "log_level": "warning",
@@ -38,7 +43,7 @@ def uvicorn_options() -> dict[str, Any]:
         "ws": "none",
         "server_header": False,
         "proxy_headers": False,
-        "backlog": BACKLOG,
+        "backlog": ACCEPTED,
         # uvicorn's 5 s close idle connections under clients that pool them.
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": STOP_SECONDS,
@@ -70,14 +75,21 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings, listening: socket.socket) -> int:
     for sentence in warnings(settings.lanes, settings.receiver):
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
-    agreement = agree(settings)
-    try:
-        return await _serve_tenant(settings, listening)
-    finally:
-        agreement.close()
+    at: Settings | None = settings
+    while at is not None:
+        agreement = agree(at)
+        try:
+            at = await _serve_tenant(at, listening)
+        finally:
+            agreement.close()
+    return 0
 
 
-async def _serve_tenant(settings: Settings, listening: socket.socket) -> int:
+async def _serve_tenant(settings: Settings, listening: socket.socket) -> Settings | None:
+    """Serve until a signal, or until the tenant moves away: where it is then.
+
+    Callers that come between the two wait in the socket, which stays.
+    """
     journal = Journal(settings)
     # Before the tenant is opened, or founded: handlers and secrets that are missing end it here.
     app = create_app(settings, journal)
@@ -87,10 +99,18 @@ async def _serve_tenant(settings: Settings, listening: socket.socket) -> int:
         await _first_token(journal)
         await _say_when_closed(journal)
         config = uvicorn.Config(app, **uvicorn_options())
-        await _Server(config, settings, listening).serve(sockets=[listening])
+        server = _Server(config, settings, listening)
+        following = asyncio.create_task(server.follow(), name="following")
+        keeper = Connection.keeper = Keeper(limit_of(settings.max_connections))
+        keeping = asyncio.create_task(keeper.run(server.server_state.connections), name="keeping")
+        try:
+            await server.serve(sockets=[listening.dup()])  # which it closes at its end
+        finally:
+            following.cancel()
+            keeping.cancel()
     finally:
         await journal.stop()
-    return 0
+    return server.there
 
 
 class _Server(uvicorn.Server):
@@ -102,10 +122,18 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._settings = settings
         self._listening = listening
+        self.there: Settings | None = None
+
+    async def follow(self) -> None:
+        """Stop when the tenant has moved; ``there`` says where to."""
+        there = await moved(self._settings)
+        if not self.should_exit:
+            self.there, self.should_exit = there, True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         address = _address(self._listening, self._settings.host)
         await super().startup(sockets)
+        self._listening.listen(BACKLOG)  # asyncio has one number for both
         print(f"unrewind serves tenant {self._settings.tenant} on {address}", flush=True)
 
     @contextmanager

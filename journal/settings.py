@@ -29,6 +29,10 @@ _TABLES = frozenset({"lifecycle", "lane", "receiver", "alert", "objective"})
 """Settings that only the file can give."""
 
 
+_PLACES = ("data", "store", "journal", "witness", "evidence")
+"""Settings that are paths, or URLs."""
+
+
 WEAKER = frozenset(
     {
         "postgres-fsync-off",
@@ -77,6 +81,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_batch: int = 1024
     max_body: int = 1_048_576
     max_request: int = 8_388_608
+    max_connections: int = 4096
     lock_timeout: float = 4.0
     handoff_every: float = 2.0
     detect_every: float = 60.0
@@ -177,6 +182,9 @@ def load(
         if text is not None and field not in _TABLES:
             values[field] = _words(text) if field == "accept" else text
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    for field in _PLACES:
+        if "\0" in str({**values, **given}.get(field)):
+            raise SettingsInvalid(f"{field} holds the character U+0000, which no path has")
     values = placed(values, given)
     try:
         settings = msgspec.convert(values, Settings, strict=False)
@@ -230,7 +238,14 @@ def _check(settings: Settings) -> None:
         raise SettingsInvalid(f"tenant, instance: {error.detail}") from None
     if not 0 <= settings.port <= 65535:  # noqa: PLR2004 - the range of TCP ports
         raise SettingsInvalid("port must be from 0 to 65535")
-    for field in ("max_waiting", "max_batch", "max_body", "max_request", "tenants_open"):
+    for field in (
+        "max_waiting",
+        "max_batch",
+        "max_body",
+        "max_request",
+        "max_connections",
+        "tenants_open",
+    ):
         if getattr(settings, field) < 1:
             raise SettingsInvalid(f"{field} must be at least 1")
     for field in (

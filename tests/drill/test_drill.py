@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from api.drill.struck import POINTS
+from tests.support.proof import record
 
 ROOT = Path(__file__).resolve().parents[2]
 BREAKING = Path(__file__).with_name("breaking")
@@ -69,6 +70,9 @@ def test_every_promise_holds(rehearsed: tuple[Path, int, Any, str]) -> None:
     killed = [step for step in report["steps"] if step["what"].startswith("kill -9 ")]
     assert len(killed) == report["counts"]["kills"] == len(POINTS) + 1
     assert {step["code"] for step in killed} == {-signal.SIGKILL, None}
+    checks = sum(len(promise["checks"]) for promise in report["promises"])
+    figures = {"promises": len(PROMISES), "checks": checks, "kills": len(killed), "broken": 0}
+    record("drill", "unrewind drill", scope=checks, **figures)
 
 
 def test_the_page_stands_alone(rehearsed: tuple[Path, int, Any, str]) -> None:
@@ -116,3 +120,4 @@ def test_a_promise_that_is_broken_on_purpose_is_named(promise: str, tmp_path: Pa
     assert code == 1
     assert report["broke"] == [promise], shown(report)
     assert not report["held"]
+    record(f"drill-broken-{promise}", "pytest tests/drill", scope=1, broken=promise, named=promise)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.test_rounds import LONG, play
+from tests.soak.test_rounds import LONG, note, play
 from tests.support.jetstream import NatsServer
 from tests.support.servers import require_nats
 
@@ -52,19 +52,21 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.mark.parametrize("environment", COMBINATIONS[:2], ids="-".join, indirect=True)
 def test_p2_nothing_acknowledged_is_lost_on_servers(
-    environment: dict[str, str], tmp_path: Path
+    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
 ) -> None:
     told = play(tmp_path, SHORT, **environment)
     assert told["rewound"] == 1
     assert told["acknowledged"] > SHORT * 50
+    note(f"rounds-{request.node.callspec.id}", "tests/engines/test_rounds.py", told)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("environment", COMBINATIONS, ids="-".join, indirect=True)
 def test_p2_nothing_acknowledged_is_lost_over_many_rounds_on_servers(
-    environment: dict[str, str], tmp_path: Path
+    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
 ) -> None:
     rounds = LONG // 5
     told = play(tmp_path, rounds, **environment)
     assert told["rewound"] == rounds // 4
+    note(f"rounds-{request.node.callspec.id}", "tests/engines/test_rounds.py", told)
     sys.stdout.write(f"{environment}: {told}\n")

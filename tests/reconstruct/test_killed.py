@@ -20,6 +20,7 @@ from reconstruct.verification import verify
 from tests.reconstruct.scenes import query
 from tests.support.dispatching import scene as dispatching
 from tests.support.killing import Ended, Killer
+from tests.support.proof import record
 from tests.support.receivers import Receiver
 
 CONFIG = """
@@ -188,6 +189,9 @@ def kill_at(
         finally:
             place.receiver.stop()
         shutil.rmtree(place.folder)
+    points = len(chosen(calls))
+    command = "make soak ARGS=tests/reconstruct/test_killed.py"
+    record("kill-points", command, scope=points, calls=calls, killed=points, ended_otherwise=0)
 
 
 def test_r11_p11_p4_a_recovery_killed_at_a_call_ends_the_same_and_sends_the_same(

@@ -31,6 +31,7 @@ from tests.soak.effects import LANES, PULLED, PUSHED, Town, town_at
 from tests.soak.handoffs import Handoff, Watch, behaviour, widening
 from tests.soak.ledger import Ledger
 from tests.soak.processes import Ran, item, until
+from tests.support.proof import record
 from tests.support.whole import verify_files
 
 SEED = int(os.environ.get("UNREWIND_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -373,7 +374,7 @@ def _run(folder: Path, rounds: int) -> dict[str, Any]:
         assert town.dispatcher.stop() == 0, town.dispatcher.errors
         assert town.service.stop() == 0, town.service.errors
         assert verify_files(town.settings) == []
-    return {
+    told: dict[str, Any] = {
         "rounds": rounds,
         "seed": SEED,
         "seconds": round(time.monotonic() - began),
@@ -382,6 +383,11 @@ def _run(folder: Path, rounds: int) -> dict[str, Any]:
         "hits": dict(run.hits),
         "ends": dict(sorted(ends.items())),
     }
+    lists = {name: [f"{k}: {n}" for k, n in told[name].items()] for name in ("hits", "ends")}
+    figures = {**told, **lists, "effects_twice": 0, "effects_uncommitted": 0}
+    command = "make soak ARGS=tests/soak/test_releases.py"
+    record("rounds-releases", command, scope=rounds, **figures)
+    return told
 
 
 def test_p4_no_effect_happens_twice_or_uncommitted_over_rounds(tmp_path: Path) -> None:

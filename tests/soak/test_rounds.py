@@ -21,6 +21,7 @@ from journal.places import place_of_log
 from tests.soak.ledger import ROWS, Ledger
 from tests.soak.processes import Site, holders, site_at, until
 from tests.soak.storm import ENTITIES, Work, storm
+from tests.support.proof import record
 from tests.support.whole import verify_files
 
 SEED = int(os.environ.get("UNREWIND_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -165,6 +166,13 @@ class Rounds:
             process.communicate()
 
 
+def note(name: str, where: str, told: dict[str, Any]) -> None:
+    """Keep what happened, for the report."""
+    heard = [f"{kind}: {count}" for kind, count in sorted(told["heard"].items())]
+    figures = {**told, "heard": heard, "lost": 0, "decided_twice": 0}
+    record(name, f"make soak ARGS={where}", scope=told["rounds"], **figures)
+
+
 def play(folder: Path, rounds: int, **environment: str) -> dict[str, Any]:
     """Rounds over a tenant whose place the environment may name; what happened in them."""
     seed = SEED
@@ -194,10 +202,12 @@ def test_p2_nothing_acknowledged_is_lost_or_doubled_over_rounds(tmp_path: Path) 
     told = play(tmp_path, SHORT)
     assert told["rewound"] == SHORT // 4
     assert told["acknowledged"] > SHORT * 50
+    note("rounds", "tests/soak/test_rounds.py", told)
 
 
 @pytest.mark.soak
 def test_p2_nothing_acknowledged_is_lost_or_doubled_over_many_rounds(tmp_path: Path) -> None:
     told = play(tmp_path, LONG)
     assert told["rewound"] == LONG // 4
+    note("rounds", "tests/soak/test_rounds.py", told)
     sys.stdout.write(f"{told}\n")
