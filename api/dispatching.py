@@ -9,6 +9,7 @@ import sys
 
 from api.alerts import Alerts
 from api.dispatcher import Dispatcher
+from api.following import moved
 from api.opening import is_known
 from journal import Journal, Settings
 from journal.agreement import agree
@@ -53,34 +54,41 @@ async def _dispatch(settings: Settings) -> int:
         )
     for sentence in warnings(settings.lanes, settings.receiver):
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
-    agreement = agree(settings)
-    try:
-        journal = Journal(settings)
-        await journal.start()
-        try:
-            await journal.join("dispatch", schedules=False)
-            return await _run(journal, lanes)
-        finally:
-            await journal.stop()
-    finally:
-        agreement.close()
-
-
-async def _run(journal: Journal, lanes: list[str]) -> int:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked.set)
+    while True:
+        agreement = agree(settings)
+        try:
+            journal = Journal(settings)
+            await journal.start()
+            try:
+                await journal.join("dispatch", schedules=False)
+                there = await _run(journal, lanes, asked)
+            finally:
+                await journal.stop()
+        finally:
+            agreement.close()
+        if there is None:
+            return 0 if asked.is_set() else STOPPED
+        settings = there
+
+
+async def _run(journal: Journal, lanes: list[str], asked: asyncio.Event) -> Settings | None:
+    """Dispatch until it is to end, or until the tenant has moved: where it is then."""
     alerts = Alerts(journal.settings)
+    following = asyncio.create_task(moved(journal.settings))
     dispatcher = Dispatcher(journal, alerts)
     await dispatcher.start()
     try:
         print(f"unrewind dispatches {', '.join(lanes)}", flush=True)
         ends = [asyncio.create_task(asked.wait()), asyncio.create_task(dispatcher.ended())]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
+        await asyncio.wait([*ends, following], return_when=asyncio.FIRST_COMPLETED)
+        there = following.result() if following.done() and not asked.is_set() else None
+        for end in (*ends, following):
             end.cancel()
     finally:
         await dispatcher.stop()
         await alerts.close()
-    return 0 if asked.is_set() else STOPPED
+    return there

@@ -10,12 +10,10 @@ share no file still agree on lanes and receivers.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 import os
 import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -48,8 +46,11 @@ _OVERDUE = 2.0
 _AHEAD = 1.0
 
 
-class _Runs(Protocol):
-    async def __call__(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T: ...
+class Runs(Protocol):
+    """Runs a coroutine over a record in the record's own thread."""
+
+    async def __call__(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run it."""
 
 
 class Found(Struct, frozen=True):
@@ -161,11 +162,11 @@ async def check_declared(record: Record) -> None:
         rows, clock = await record.store.read([table.READ, works.UNIX_NOW])
     except EngineError:
         return  # what comes next says so
-    me = _myself(record.settings, "command")
+    me = myself(record.settings, "command")
     me = msgspec.structs.replace(me, seen=clock[0][0])
     other = find(table.processes_of(rows), me, schedules=False).other
     if other is not None:
-        raise _contradicted(record.settings, other)
+        raise contradicted(record.settings, other)
 
 
 def shares_server(settings: Settings) -> bool:
@@ -173,14 +174,16 @@ def shares_server(settings: Settings) -> bool:
     return scheme_of(settings.store) is not None
 
 
-def _myself(settings: Settings, kind: str) -> Process:
+def myself(settings: Settings, kind: str) -> Process:
+    """A row for this process, by a name that no other one has."""
     declared = declaration(settings)
     parts = msgspec.json.encode(declared.parts).decode()
     name = f"{worker_name(kind)}#{secrets.token_hex(4)}"
     return Process(name, kind, declared.fingerprint, parts, "", 0.0, 0.0, 0)
 
 
-def _contradicted(settings: Settings, other: Process) -> SettingsInvalid:
+def contradicted(settings: Settings, other: Process) -> SettingsInvalid:
+    """What is said where a live process declares other lanes."""
     parts = msgspec.json.decode(other.parts, type=dict[str, str])
     return contradiction(settings, other.declared, parts, _place_of(other.name))
 
@@ -209,10 +212,13 @@ class Leading(ABC):
 
 
 def leading_of(
-    settings: Settings, write: _Runs, read: _Runs, kind: str, *, schedules: bool
+    settings: Settings, write: Runs, read: Runs, kind: str, *, schedules: bool
 ) -> Leading:
     """The way of leading that fits the store. ``schedules``: this process has a schedule."""
     if shares_server(settings):
+        # Commands that only look need no event loop, and importing one takes longer than they do.
+        from journal.leasing import LeadingByLease  # noqa: PLC0415 - see above
+
         return LeadingByLease(settings, write, kind, schedules=schedules)
     return LeadingByFile(settings, read, kind, schedules=schedules)
 
@@ -220,7 +226,7 @@ def leading_of(
 class LeadingByFile(Leading):
     """The leader holds the lock of a file; its end, however it comes, lets the next one have it."""
 
-    def __init__(self, settings: Settings, read: _Runs, kind: str, *, schedules: bool) -> None:
+    def __init__(self, settings: Settings, read: Runs, kind: str, *, schedules: bool) -> None:
         self._path = settings.beside("leader")
         self._longest = _OVERDUE * settings.sweep_every
         self._read = read
@@ -268,90 +274,3 @@ class LeadingByFile(Leading):
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-class LeadingByLease(Leading):
-    """Each process has a row with a lease in the store; the leader's says that it leads."""
-
-    def __init__(self, settings: Settings, write: _Runs, kind: str, *, schedules: bool) -> None:
-        self._settings = settings
-        self._write = write
-        self._seconds = settings.alive_for
-        self._schedules = schedules
-        self._me = _myself(settings, kind)
-        self._found: Found | None = None
-        self._at = 0.0
-        self._signing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
-
-    async def join(self) -> None:
-        """See ``Leading.join``. In a tenant that is closed it is compared once that is over."""
-        await self._give_sign()
-        if self._found is not None and self._found.other is not None:
-            raise _contradicted(self._settings, self._found.other)
-        self._task = asyncio.create_task(self._keep_on(), name="leading")
-
-    async def _keep_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._seconds / SIGNS)
-            await self._give_sign()
-
-    async def _give_sign(self) -> None:
-        async with self._signing:
-            # From before, so that what a sign takes is no part of what it is good for.
-            at = _now()
-            try:
-                found = await self._write(give_sign, self._me, self._seconds, self._schedules)
-            except UnrewindError as error:
-                LOGGER.debug("no sign of life: %s", error)
-                return
-            except Exception:
-                LOGGER.exception("no sign of life could be given")
-                return
-            self._tell(found)
-            self._found, self._at = found, at
-
-    def _tell(self, found: Found) -> None:
-        before = self._found
-        mine = self._me.name
-        if (found.leader == mine) != (before is not None and before.leader == mine):
-            said = "does" if found.leader == mine else "does no longer"
-            LOGGER.info("this process %s the jobs of the schedule", said)
-        if found.other is not None and (before is None or before.other is None):
-            LOGGER.error("%s", _contradicted(self._settings, found.other).detail)
-
-    async def _renewed(self) -> Found | None:
-        """What the last sign of life found, given again where the process has stood still since."""
-        if self._found is None or _now() - self._at > self._seconds / 2:
-            await self._give_sign()
-        if _now() - self._at > self._seconds:
-            return None  # whoever led then may lead no more
-        return self._found
-
-    async def is_ours(self) -> bool:
-        """See ``Leading.is_ours``."""
-        found = await self._renewed()
-        if found is None:
-            return True
-        return found.other is None and found.leader in {None, self._me.name}
-
-    async def differs(self) -> str | None:
-        """See ``Leading.differs``."""
-        found = await self._renewed()
-        if found is None or found.other is None:
-            return None
-        return _contradicted(self._settings, found.other).detail
-
-    async def leave(self) -> None:
-        """See ``Leading.leave``."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-        with suppress(UnrewindError):
-            await self._write(leave, self._me.name)
-
-
-def _now() -> float:
-    """Seconds that pass while the process, or its machine, stands still too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -7,7 +7,7 @@ server's engine is imported when it is named, so nobody needs a driver that is n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -376,6 +376,27 @@ def lock_of(settings: Settings) -> Lock:
 
         return ServerLock(settings.store or "", settings.tenant, settings.lock_timeout)
     return TurnLock(settings.beside("lock"), settings.lock_timeout)
+
+
+@contextmanager
+def recovering_alone(settings: Settings) -> Iterator[None]:
+    """Keep recoveries from other machines out, where store and journal are on servers.
+
+    Each server of PostgreSQL that answers is asked: the store's may be the one that is gone. Raises
+    Refused while a recovery from elsewhere is at work.
+    """
+    if scheme_of(settings.store) is None or scheme_of(settings.journal) is None:
+        yield
+        return
+    with ExitStack() as stack:
+        for url, of_store in ((settings.journal, False), (settings.store, True)):
+            if url is not None and scheme_of(url) in POSTGRES:
+                with _driver("postgres"):
+                    from journal.postgres import recovering  # noqa: PLC0415 - see above
+
+                lock = recovering.recovering_alone(url, settings.tenant, of_store=of_store)
+                stack.enter_context(lock)
+        yield
 
 
 def file_of(place: StorePlace | LogPlace, what: str) -> Path:

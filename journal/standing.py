@@ -61,7 +61,10 @@ async def examine(record: Record, *, witness: bool = False) -> tuple[Finding, Se
             await record.open_files()
     for _ in range(_ATTEMPTS):
         try:
-            return await record.examine(witness=witness)
+            finding, seen = await record.examine(witness=witness)
+            if finding.verdict is not Verdict.REWOUND or not _is_left_behind(record):
+                return finding, seen
+            await record.open_files()
         except FileChanged as error:
             LOGGER.warning("%s; opening it anew", error)
             await record.open_files()
@@ -73,6 +76,11 @@ async def examine(record: Record, *, witness: bool = False) -> tuple[Finding, Se
         except EngineError as error:
             raise JournalUnavailable(f"store or journal cannot be read: {error}") from error
     raise JournalUnavailable("store or journal is being replaced again and again")
+
+
+def _is_left_behind(record: Record) -> bool:
+    """Whether it is an old primary that was looked at, beside its successor."""
+    return record.store is not None and record.store.is_left_behind()
 
 
 def _is_of_store(record: Record, error: Damaged) -> bool:

@@ -70,6 +70,8 @@ async def status(record: Record) -> Status:
     stopped = record.stop.facts() if record.stop.stands() else None
     try:
         finding, seen = await record.examine(witness=True)
+        if finding.verdict is Verdict.REWOUND and record.store and record.store.is_left_behind():
+            raise FileChanged("another primary has taken the place of the one that was looked at")
         verdict, detail = str(finding.verdict), finding.detail
     except (EngineError, JournalUnavailable) as error:
         if isinstance(error, FileChanged):

@@ -52,7 +52,7 @@ def forget_apart(settings: Settings) -> None:
 def _noted(settings: Settings) -> list[str]:
     try:
         return _decode(settings.beside("apart").read_bytes())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return []
 
 

@@ -12,6 +12,7 @@ from journal.control import Authority, Control, Stage, tip_of
 from journal.detection import is_outlived
 from journal.errors import EngineError, FileChanged, Refused, Unreachable
 from journal.log import Look
+from journal.places import recovering_alone
 from journal.record import Record
 from journal.settings import Settings
 from journal.sql import Rows, Statement
@@ -24,7 +25,8 @@ from journal.store.tables import Marker
 def alone(settings: Settings) -> Iterator[None]:
     """Hold the recovery lock: one step that changes a tenant's standing at a time.
 
-    Raises Refused while another process, or another step of this one, holds it.
+    Raises Refused while another process, or another step of this one, holds it: of this machine, or
+    where store and journal are on servers, of any.
     """
     path = settings.beside("recovery")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -35,7 +37,8 @@ def alone(settings: Settings) -> Iterator[None]:
             raise Refused(
                 "another recovery of this tenant is at work right now: wait until it has ended"
             ) from None
-        yield
+        with recovering_alone(settings):
+            yield
     finally:
         os.close(handle)
 

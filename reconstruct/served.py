@@ -127,6 +127,6 @@ def marker_in(folder: Path) -> Marker | None:
         row = [int(values[name]) if name in _NUMBERS else values[name] for name in _NAMES]
     except IndexError:
         return None
-    except (OSError, msgspec.MsgspecError, KeyError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError, KeyError, ValueError) as error:
         raise Refused(f"{folder} is no copy of a store: {error}") from None
     return tables.marker_of([tuple(row)])

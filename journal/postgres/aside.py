@@ -8,6 +8,7 @@ from psycopg import sql
 from journal.errors import Unreachable
 from journal.files import compact
 from journal.postgres.faults import error_of
+from journal.postgres.newest import towards
 from journal.postgres.where import Where
 
 _LONGEST = 63
@@ -22,7 +23,7 @@ def rename_schema(where: Where, now: str) -> str | None:
     suffix = f"_replaced_{compact(now).lower()}"
     aside = where.schema[: _LONGEST - len(suffix)] + suffix
     try:
-        with psycopg.connect(where.connecting(), autocommit=True) as connection:
+        with psycopg.connect(towards(where.connecting()), autocommit=True) as connection:
             found = connection.execute(
                 "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (where.schema,)
             ).fetchone()

@@ -20,6 +20,7 @@ from journal.errors import Damaged, Refused, Unreachable
 from journal.postgres.database import PostgresDatabase
 from journal.postgres.ddl import tables_in
 from journal.postgres.faults import error_of
+from journal.postgres.newest import towards
 from journal.sqlite import sync_file
 
 MANIFEST = "copy.json"
@@ -120,7 +121,7 @@ def manifest_of(source: Path) -> Manifest:
                     digest.update(block)
             if digest.hexdigest() != copied.sha256:
                 raise Damaged(f"{source}: {table}.copy is not what was copied")
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise Damaged(f"{source} is no whole copy: {error}") from None
     return manifest
 
@@ -159,7 +160,7 @@ def _connected(database: PostgresDatabase) -> Iterator[Connection]:
     """A connection of its own, in which a statement may take its time."""
     conninfo = database.where.connecting(statement_timeout=0, idle_in_transaction_session_timeout=0)
     try:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
+        with psycopg.connect(towards(conninfo), autocommit=True) as connection:
             yield connection
     except psycopg.Error as error:
         words = str(error)

@@ -7,7 +7,7 @@ nobody knows what became of it. Before a write on a new connection its caller lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -15,44 +15,26 @@ from typing import Any
 from msgspec import Struct
 
 from journal.errors import EngineError, FileChanged, Unreachable
-from journal.postgres.ddl import names_in
+from journal.postgres.ddl import FOUND, lacking
 from journal.postgres.dialect import expanded, key_columns, numbered, translated
 from journal.postgres.faults import error_of
+from journal.postgres.greeting import confirm, greet
 from journal.postgres.where import Where
-from journal.postgres.wire import Failed, Sent, Wire
+from journal.postgres.wire import LIMIT, Failed, Sent, Wire
 from journal.sql import Batch, Fence, Projected, Result, Rows, Stamp, Statement
 
 SIZES = (64, 32, 16, 8, 4, 2, 1)
 """Rows in one INSERT: few sizes, so that each is prepared once."""
 _BEGIN_READ = Sent("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 _BEGIN_PROJECTED = Sent("BEGIN ISOLATION LEVEL REPEATABLE READ")
-_BEGIN = Sent("BEGIN ISOLATION LEVEL READ COMMITTED")
-_COMMIT = Sent("COMMIT")
-_ROLLBACK = Sent("ROLLBACK")
+BEGIN = Sent("BEGIN ISOLATION LEVEL READ COMMITTED")
+COMMIT = Sent("COMMIT")
+ROLLBACK = Sent("ROLLBACK")
 _REPLAN = Sent("DISCARD PLANS")
+_COUNTING = "count(*)"
+_PATIENTLY = Sent("SET LOCAL statement_timeout = 0")
+"""Counting reads everything, and takes as long as there is to count; the server is alive then."""
 _HERE = "SELECT oid, relfilenode FROM pg_catalog.pg_class WHERE oid = to_regclass($1)"
-_SERVER = """
-SELECT {system}, (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()),
-  CASE WHEN pg_is_in_recovery() THEN {checkpoint}
-    ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END,
-  CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint),
-  set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-    WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
-  pg_is_in_recovery()
-"""
-_KNOWN = _SERVER.format(
-    system="(SELECT system_identifier FROM pg_control_system())",
-    checkpoint="(SELECT timeline_id FROM pg_control_checkpoint())",
-)
-_HIDDEN = _SERVER.format(system="0", checkpoint="0")
-"""Where the role may not ask for the system's identifier."""
-_NAMES = """
-WITH here AS (SELECT to_regnamespace($1) AS oid)
-SELECT relname FROM pg_catalog.pg_class, here WHERE relnamespace = here.oid
-UNION SELECT proname FROM pg_catalog.pg_proc, here WHERE pronamespace = here.oid
-UNION SELECT tgname FROM pg_catalog.pg_trigger JOIN pg_catalog.pg_class c ON c.oid = tgrelid, here
-  WHERE relnamespace = here.oid
-"""
 _PLANNED = 10.0
 """Seconds for which a plan is kept: it was made for tables of the size that they had then."""
 _SAME = 3
@@ -71,12 +53,21 @@ class PostgresDatabase:
     """One schema, opened for reading and writing or read-only.
 
     With ``create`` the schema may be missing: the first write makes it, in its own transaction, so
-    that there is never a schema without its first rows. Without, it must be there. Raises
-    Unreachable or Damaged.
+    that there is never a schema without its first rows. Without, it must be there. ``confirmed``:
+    what is read here shall stand on the synchronous standbys too, also what was written before a
+    restart. Raises Unreachable or Damaged.
     """
 
+    _session: Mapping[str, int] = {}
+
     def __init__(
-        self, where: Where, tables: Tables, *, create: bool = False, read_only: bool = False
+        self,
+        where: Where,
+        tables: Tables,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        confirmed: bool = False,
     ) -> None:
         self.where = where
         self.label = where.label
@@ -87,9 +78,10 @@ class PostgresDatabase:
         mode = {"default_transaction_read_only": "on"} if read_only else {}
         self._streaming = where.connecting(**mode, statement_timeout=0)
         # Every statement of ours has an index; what is known of a young table says otherwise.
-        self._conninfo = where.connecting(**mode, enable_seqscan="off")
+        self._conninfo = where.connecting(**mode, **self._session, enable_seqscan="off")
         self._wire: Wire | None = None
         self._streams: list[Wire] = []
+        self._confirmed = confirmed
         self._planned = monotonic()
         self._inside = False
         self._server: tuple[int, ...] = ()
@@ -124,23 +116,16 @@ class PostgresDatabase:
         else:
             wire = Wire(self._conninfo, self.label)
         try:
-            try:
-                row = wire.send([Sent(_KNOWN)])[0][0]
-            except Failed:
-                row = wire.send([Sent(_HIDDEN)])[0][0]
+            server = greet(wire, self._conninfo)
+            if self._confirmed:
+                confirm(wire)
         except Failed as error:
             wire.close()
             raise self._error(error) from None
         except BaseException:
             wire.close()
             raise
-        if row[-1]:
-            wire.close()
-            raise Unreachable(
-                f"{self.label}: this server is a standby, or still being recovered, and may lack "
-                "what its primary has; name the primary"
-            )
-        return wire, tuple(int(value) for value in row[:4])
+        return wire, server
 
     def _connect(self) -> Wire:
         if self._wire is not None:
@@ -187,7 +172,7 @@ class PostgresDatabase:
         now = monotonic()
         if now > self._planned + _PLANNED:
             self._planned = now
-            with suppress(Unreachable):  # whoever reads next finds that out too
+            with suppress(Unreachable, Failed):  # whoever reads next finds that out too
                 self._wire.send([_REPLAN])
         return self._wire
 
@@ -231,19 +216,23 @@ class PostgresDatabase:
         if self._inside:
             return [self.run(statement) for statement in statements]
         sent = [self._sent(statement)[0] for statement in statements]
-        several = len(sent) > 1
         plain = any(one.plain for one in sent)
-        before = [_BEGIN_PROJECTED if plain else _BEGIN_READ] if several else []
-        whole = [*before, self._here(), *sent, *([_COMMIT] if several else [])]
-        results = self._ask(whole)
+        counting = any(_COUNTING in one.sql for one in sent)
+        before = [_BEGIN_PROJECTED if plain else _BEGIN_READ] if len(sent) > 1 or counting else []
+        after = [COMMIT] if before else []
+        if counting:
+            before.append(_PATIENTLY)
+        whole = [*before, self._here(), *sent, *after]
+        results = self._ask(whole, limit=None if counting else LIMIT)
         first = len(before)
         self._compare(results[first])
         return results[first + 1 : first + 1 + len(sent)]
 
-    def _ask(self, sent: Sequence[Sent]) -> list[Result]:
+    def _ask(self, sent: Sequence[Sent], *, limit: float | None = LIMIT) -> list[Result]:
         """Send what only reads; once more where the connection turns out to be broken."""
         for last in (False, True):
             wire = self._reading()
+            wire.limit = limit
             try:
                 return wire.send(sent)
             except Unreachable:
@@ -254,6 +243,8 @@ class PostgresDatabase:
                 known = self._error(error, sent)
                 if last or not isinstance(known, Unreachable) or not wire.closed:
                     raise known from None
+            finally:
+                wire.limit = LIMIT
         raise AssertionError  # the loop returns or raises
 
     def stream(self, statement: Statement) -> Iterator[tuple[Any, ...]]:
@@ -302,7 +293,7 @@ class PostgresDatabase:
     def transaction(self) -> Iterator[None]:
         """A write transaction. Nothing is left behind when the block or the commit fails."""
         wire = self._writing()
-        self._do(wire, [_BEGIN, *self._guard()])
+        self._do(wire, [BEGIN, *self._guard()])
         self._inside = True
         try:
             self._make(wire)
@@ -319,7 +310,7 @@ class PostgresDatabase:
         """Commit. Of a transaction in which a statement failed the server would take it as undo."""
         if wire.failed:
             raise EngineError(f"{self.label}: a statement of this transaction failed before")
-        self._do(wire, [_COMMIT])
+        self._do(wire, [COMMIT])
 
     def batch(self, statements: Batch, *, fenced: bool = False) -> None:
         """Run statements in one transaction; all or none. In one round trip."""
@@ -330,10 +321,10 @@ class PostgresDatabase:
             return
         wire = self._writing()
         begins_with_fence = fenced and bool(statements) and isinstance(statements[0], Fence)
-        sent = [_BEGIN] if begins_with_fence else [_BEGIN, *self._guard()]
+        sent = [BEGIN] if begins_with_fence else [BEGIN, *self._guard()]
         for statement in statements:
             sent += self._sent(statement)
-        sent.append(_COMMIT)
+        sent.append(COMMIT)
         self.turn, turn = None, self.turn
         done = self._do(wire, sent, fenced=fenced)
         # Nobody else has written since, or the fence had failed.
@@ -357,10 +348,10 @@ class PostgresDatabase:
     def write(self, first: Sent, statements: Batch) -> None:
         """A transaction that begins with a call; in one round trip."""
         wire = self._writing()
-        sent = [_BEGIN, first]
+        sent = [BEGIN, first]
         for statement in statements:
             sent += self._sent(statement)
-        self._do(wire, [*sent, _COMMIT])
+        self._do(wire, [*sent, COMMIT])
 
     @property
     def unmade(self) -> bool:
@@ -407,28 +398,35 @@ class PostgresDatabase:
             raise self._error(error) from None
 
     def complete(self) -> None:
-        """Add what the schema lacks. Nothing is written when it has everything."""
-        if self._unmade or names_in(self._tables.ddl) <= self._names():
+        """Add what the schema lacks, or has as an earlier version made it; mostly nothing.
+
+        Raises EngineError, naming what the role may not change.
+        """
+        missing = [] if self._unmade else self._lacking()
+        if not missing:
             return
         wire = self._writing()
-        self._do(wire, [_BEGIN, Sent("SELECT pg_advisory_xact_lock($1)", (self.where.key,))])
+        self._do(wire, [BEGIN, Sent("SELECT pg_advisory_xact_lock($1)", (self.where.key,))])
         try:
             wire.script(self._tables.ddl)
-            self._do(wire, [_COMMIT])
+            self._do(wire, [COMMIT])
         except Failed as error:
             self._settle(wire)
-            missing = ", ".join(sorted(names_in(self._tables.ddl) - self._names()))
             raise EngineError(
-                f"{self.label}: it lacks {missing}, and cannot be given that: {error.message}; "
-                "its owner can run the SQL of `unrewind engine ddl`"
+                f"{self.label}: it lacks {', '.join(missing)} as this version has it, and cannot "
+                f"be given that: {error.message}; its owner can run the SQL of `unrewind engine "
+                "ddl`"
             ) from None
         except BaseException:
             self._settle(wire)
             raise
 
-    def _names(self) -> set[str]:
-        """What stands in the schema."""
-        return {name for (name,) in self._ask([Sent(_NAMES, (self.where.quoted,))])[0]}
+    def _lacking(self) -> list[str]:
+        found = self._ask([Sent(FOUND, (self.where.quoted,))])[0]
+        try:
+            return lacking(self._tables.ddl, found)
+        except EngineError as error:
+            raise EngineError(f"{self.label}: {error.detail}") from None
 
     def _made(self) -> None:
         """After the first commit: the schema has a stamp from now on."""
@@ -451,7 +449,7 @@ class PostgresDatabase:
         if wire.closed or wire.idle:
             return
         try:
-            wire.send([_ROLLBACK])
+            wire.send([ROLLBACK])
         except (Failed, Unreachable):
             wire.close()
 

@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from journal.errors import LockHeld, Unreachable
+from journal.postgres import newest
 from journal.postgres.where import STORE, where
 from journal.postgres.wire import Failed, Sent, Wire
 
 LOGGER = logging.getLogger("unrewind.lock")
 _TIMED_OUT = "55P03"
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
-_TAKE = "SELECT pg_advisory_lock($1)"
+_TAKE = """
+SELECT CASE WHEN pg_try_advisory_lock($1) THEN false
+  ELSE (SELECT true FROM pg_advisory_lock($1)) END
+"""
+"""Takes it; whether it had to be waited for."""
 _FREE = "SELECT pg_advisory_unlock_all()"
 _HOLDER = """
 SELECT l.pid, l.pid = pg_backend_pid(), CAST(CASE WHEN a.state = 'idle'
@@ -29,6 +34,9 @@ _WAITS = (1, 2, 4)
 """For how many times ``timeout`` one waits, and again: where turns are short and many wait, who
 gives up loses its place among them.
 """
+
+_ANSWERED = 5.0
+"""Seconds within which an answer is here, beyond what the lock may be waited for."""
 
 _NEARLY = 0.9
 
@@ -46,8 +54,11 @@ class ServerLock:
         self._conninfo = self._where.connecting(statement_timeout=0)
         self._timeout = timeout
         self._wire: Wire | None = None
+        self._chosen: newest.Chosen | None = None
+        self._patience: str | None = None
         self._depth = 0
         self._locked = False
+        self.waited = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -76,23 +87,34 @@ class ServerLock:
                 self._take()
 
     def _connected(self) -> Wire:
+        chosen = newest.chosen(self._conninfo)
+        if self._wire is not None and chosen != self._chosen:
+            self._wire.close()
+            self._wire = None
         if self._wire is None:
-            self._wire = Wire(self._conninfo, self._where.label)
+            self._chosen = chosen
+            limit = max(_WAITS) * self._timeout + _ANSWERED
+            self._wire = Wire(self._conninfo, self._where.label, limit=limit)
+            self._patience = None
         return self._wire
 
     def _lock(self, wire: Wire) -> bool:
         key = self._where.turns
         holders: list[tuple[int, bool, float]] = []
         for wait in _WAITS:
-            patience = Sent(_PATIENCE, (str(max(1, int(wait * self._timeout * 1000))),))
+            patience = str(max(1, int(wait * self._timeout * 1000)))
+            sent = [] if patience == self._patience else [Sent(_PATIENCE, (patience,))]
+            self._patience = None
             try:
-                wire.send([patience, Sent(_TAKE, (key,))])
+                self.waited = wire.send([*sent, Sent(_TAKE, (key,))])[-1][0][0] or wait > _WAITS[0]
             except Failed as error:
                 if error.state != _TIMED_OUT:
                     raise Unreachable(f"{self._where.label}: {error.message}") from None
             else:
+                self._patience = patience
                 return True
-            holders = [*wire.send([Sent(_HOLDER, (key,))])[0]]
+            self.waited = True
+            holders = self._holders(wire)
             if any(ours for _, ours, _ in holders):
                 return True  # it came at the moment in which the wait was over, and is ours
             for pid, _, seconds in holders:
@@ -105,6 +127,12 @@ class ServerLock:
             f"than had their turn in {sum(_WAITS) * self._timeout:g} s",
             pid=holders[0][0] if holders else None,
         )
+
+    def _holders(self, wire: Wire) -> list[tuple[int, bool, float]]:
+        try:
+            return [*wire.send([Sent(_HOLDER, (self._where.turns,))])[0]]
+        except Failed as error:
+            raise Unreachable(f"{self._where.label}: {error.message}") from None
 
     def _end(self, wire: Wire, pid: int) -> None:
         LOGGER.warning(
@@ -124,7 +152,7 @@ class ServerLock:
         if not locked or self._wire is None:
             return
         with suppress(Unreachable):  # whose connection is gone, and the lock with it
-            self._wire.post(Sent(_FREE))
+            self._wire.start([Sent(_FREE)])
 
     def close(self) -> None:
         """Let go of the connection, and so of the lock."""

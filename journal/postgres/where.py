@@ -74,7 +74,7 @@ def where(url: str, kind: str, tenant: str) -> Where:
     """Where a tenant's store or journal is under a URL. Raises SettingsInvalid."""
     try:
         given = conninfo_to_dict(url)
-    except psycopg.Error:
+    except (psycopg.Error, UnicodeEncodeError):
         raise SettingsInvalid(
             f"the URL of the {_NAMES[kind]} is none of PostgreSQL's: "
             "write postgresql://user@host:port/database"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -16,11 +16,13 @@ from msgspec import Struct
 from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader, Transformer
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import Diagnostic
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.types.numeric import NumericBinaryLoader
 
 from journal.errors import Unreachable
+from journal.postgres import newest, silence
 from journal.postgres.faults import NO_NUL
 from journal.sql import Result
 
@@ -28,9 +30,14 @@ _KEPT = 400
 """Prepared statements of a connection; what comes after them is parsed each time."""
 _CHUNK = 256
 """Rows of a stream that are in memory at once."""
-_LIMIT = 90.0
+LIMIT = 90.0
 """Seconds without an answer, after which the server counts as gone: more than its own limit for a
 statement. A dead machine is noticed sooner, by the system's keepalives."""
+_SILENT = 5.0
+"""Seconds without an answer, after which another connection asks whether the server is there."""
+_HASTY = 0.5
+"""The same where it is known that a moment ago it was not."""
+_LAST_WORDS = 8
 _LATER = select.POLLIN | select.POLLERR | select.POLLHUP
 _MISMATCH = "42804"
 _NO_TEXT = "22021"
@@ -44,6 +51,13 @@ class Sent(Struct, frozen=True, gc=False):
     sql: str
     parameters: Sequence[Any] = ()
     plain: bool = False
+
+
+class Flight:
+    """Statements on their way: how many answers each will have."""
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self.slots = slots
 
 
 class Failed(Exception):
@@ -86,15 +100,23 @@ class Wire:
     Raises Unreachable when the server cannot be reached.
     """
 
-    _posted: tuple[int, ...] = ()
-    _limit: float | None = _LIMIT
+    _flying: Flight | None = None
+    _conninfo: str | None = None
+    _server = ""
+    _gives_up = False
+    limit: float | None = LIMIT
 
-    def __init__(self, conninfo: str, label: str, *, limit: float | None = _LIMIT) -> None:
+    def __init__(self, conninfo: str, label: str, *, limit: float | None = LIMIT) -> None:
         self.label = label
-        self._limit = limit
+        self.limit = limit
+        self._conninfo, self._server = conninfo, silence.server_of(conninfo)
+        if silence.is_noted(self._server):
+            raise Unreachable(f"{label}: the server did not answer a moment ago")
         try:
-            self.connection = psycopg.connect(conninfo, autocommit=True)
+            self.connection = psycopg.connect(newest.towards(conninfo), autocommit=True)
         except psycopg.Error as error:
+            if isinstance(error, psycopg.errors.ConnectionTimeout):
+                silence.note(self._server)
             raise Unreachable(f"{label}: {' '.join(str(error).split())}") from None
         self._pg = self.connection.pgconn
         self._poll = select.poll()
@@ -133,42 +155,55 @@ class Wire:
 
     # Statements together.
 
-    def post(self, statement: Sent) -> None:
-        """Send a statement whose answer nobody waits for; the next call reads it, and drops it."""
-        try:
-            ready = encoded(0, statement)
-            self._pg.enter_pipeline_mode()
-            self._posted = (self._put(statement, *ready),)
-            self._pg.pipeline_sync()
-            self._pg.flush()
-        except (psycopg.Error, OSError) as error:
-            self.close()
-            raise Unreachable(f"{self.label}: {' '.join(str(error).split())}") from None
-
-    def _read_posted(self) -> None:
-        slots, self._posted = self._posted, ()
-        for expected in slots:
-            self._take(expected)
-        if slots:
-            self._finish()
-
     def send(self, statements: Sequence[Sent]) -> list[Result]:
         """Run statements in order, in one round trip; the rows of each.
 
         The first that fails ends it, and those behind it are not run. Raises Failed; Unreachable
         when the connection broke, and nobody knows what was done.
         """
+        with self._whole():
+            self._drop()
+            slots = self._queue(statements)
+            found = self._collect(slots)
+            self._pg.exit_pipeline_mode()
+        self._check_replicated(len(slots))
+        return self._sorted(found)
+
+    def start(self, statements: Sequence[Sent]) -> Flight:
+        """Send statements and go on; ``finish`` reads what they answer.
+
+        What is sent before that reads the answers and drops them. Raises as ``send`` does.
+        """
+        with self._whole():
+            self._drop()
+            self._flying = Flight(self._queue(statements))
+            self._pg.flush()
+        return self._flying
+
+    def finish(self, flight: Flight) -> list[Result] | None:
+        """The rows of what was started; None where they were dropped. Raises as ``send`` does."""
+        if self._flying is not flight:
+            return None
+        self._flying = None
+        with self._whole():
+            found = self._collect(flight.slots)
+            self._pg.exit_pipeline_mode()
+        self._check_replicated(len(found))
+        return self._sorted(found)
+
+    def check(self) -> None:
+        """Raises Unreachable where the server is known to have ended the connection."""
+        with self._whole():
+            # Its last words may come first, and the end of the connection after them.
+            for _ in range(_LAST_WORDS):
+                if not self._poll.poll(0):
+                    return
+                self._pg.consume_input()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
         try:
-            self._read_posted()
-            ready = [encoded(index, statement) for index, statement in enumerate(statements)]
-            self._pg.enter_pipeline_mode()
-            slots = [
-                self._put(statement, *parts)
-                for statement, parts in zip(statements, ready, strict=True)
-            ]
-            self._pg.pipeline_sync()
-            found = [self._take(expected) for expected in slots]
-            self._finish()
+            yield
         except (psycopg.Error, OSError) as error:
             self.close()
             raise Unreachable(f"{self.label}: {' '.join(str(error).split())}") from None
@@ -177,10 +212,51 @@ class Wire:
         except BaseException:
             self.close()  # half an answer waits in it
             raise
+
+    def _drop(self) -> None:
+        """Read what was started and is not wanted any more."""
+        flight, self._flying = self._flying, None
+        if flight is None:
+            return
+        found = self._collect(flight.slots)
+        self._pg.exit_pipeline_mode()
+        self._unreplicated = None
+        if any(answer.status in _BAD for answer in found):
+            self._unlearn()
+        self._fresh.clear()
+
+    def _queue(self, statements: Sequence[Sent]) -> list[int]:
+        """Hand statements to libpq; how many answers each will have."""
+        ready = [encoded(index, statement) for index, statement in enumerate(statements)]
+        self._pg.enter_pipeline_mode()
+        slots = [
+            self._put(statement, *parts) for statement, parts in zip(statements, ready, strict=True)
+        ]
+        self._pg.pipeline_sync()
+        return slots
+
+    def _collect(self, slots: Sequence[int]) -> list[pq.abc.PGresult]:
+        found = [self._take(expected) for expected in slots]
+        last = self._next()
+        if last is None or last.status != ExecStatus.PIPELINE_SYNC:
+            raise psycopg.OperationalError("the connection ended")
+        return found
+
+    def _check_replicated(self, statements: int) -> None:
         if self._unreplicated is not None:
             why, self._unreplicated = self._unreplicated, None
-            raise Failed(len(statements) - 1, _NO_REPLICA, why)
-        return self._sorted(found)
+            raise Failed(statements - 1, _NO_REPLICA, why)
+
+    def attempt(self, statement: Sent, seconds: float) -> None:
+        """Run a statement that may as well not be run: what takes longer is given up.
+
+        The server is told so, and keeps no session for it. Raises Failed or Unreachable.
+        """
+        limit, self.limit, self._gives_up = self.limit, seconds, True
+        try:
+            self.send([statement])
+        finally:
+            self.limit, self._gives_up = limit, False
 
     def _put(self, statement: Sent, values: Sequence[Buffer | None], formats: Sequence[int]) -> int:
         """Queue one statement; how many answers it will have."""
@@ -213,9 +289,43 @@ class Wire:
             if flags != waiting:
                 self._poll.modify(self._pg.socket, flags)
                 waiting = flags
-            if not self._poll.poll(self._limit and self._limit * 1000):
-                raise psycopg.OperationalError(f"no answer for {self._limit:g} s")
+            first = _HASTY if silence.is_noted(self._server) else _SILENT
+            first = first if self.limit is None else min(first, self.limit)
+            if not self._poll.poll(first * 1000):
+                self._outwait(first)
             self._pg.consume_input()
+
+    def _outwait(self, waited: float) -> None:
+        """Wait on for as long as the server answers others, or until the limit."""
+        pause = waited
+        while self.limit is None or waited < self.limit:
+            if not self._is_alive():
+                raise psycopg.OperationalError(
+                    f"no answer for {waited:g} s, nor to another connection"
+                )
+            if self.limit is not None:
+                pause = min(pause, self.limit - waited)
+            if self._poll.poll(pause * 1000):
+                return
+            waited, pause = waited + pause, pause * 2
+        if self._gives_up:
+            with suppress(psycopg.Error, OSError):
+                self.connection.cancel_safe(timeout=_SILENT)
+        raise psycopg.OperationalError(f"no answer for {waited:g} s")
+
+    def _is_alive(self) -> bool:
+        """Whether the server that this connection leads to answers another one."""
+        if self._conninfo is None:
+            return True
+        info = self.connection.info
+        here = make_conninfo(
+            self._conninfo,
+            host=info.host,
+            hostaddr=info.hostaddr or None,
+            port=info.port,
+            target_session_attrs="any",
+        )
+        return silence.answers(here, self._server)
 
     def _next(self) -> pq.abc.PGresult | None:
         self._wait()
@@ -234,23 +344,21 @@ class Wire:
         bad = [answer for answer in answers if answer.status in _BAD]
         return bad[0] if bad else answers[-1]
 
-    def _finish(self) -> None:
-        last = self._next()
-        if last is None or last.status != ExecStatus.PIPELINE_SYNC:
-            raise psycopg.OperationalError("the connection ended")
-        self._pg.exit_pipeline_mode()
-
     def _sorted(self, found: Sequence[pq.abc.PGresult]) -> list[Result]:
         rows: list[Result] = []
         for index, answer in enumerate(found):
             if answer.status in _BAD:
-                for sql in self._fresh:  # it was perhaps not prepared
-                    self._names.pop(sql, None)
-                self._fresh.clear()
+                self._unlearn()
                 raise failure(index, answer)
             rows.append(self._rows(answer))
         self._fresh.clear()
         return rows
+
+    def _unlearn(self) -> None:
+        """What was prepared in a pipeline that failed was perhaps not."""
+        for sql in self._fresh:
+            self._names.pop(sql, None)
+        self._fresh.clear()
 
     def _rows(self, answer: pq.abc.PGresult) -> Result:
         if not answer.ntuples:
@@ -262,8 +370,8 @@ class Wire:
 
     def script(self, sql: str) -> None:
         """Run several statements without parameters. Raises Failed or Unreachable."""
-        self._pg.send_query(sql.encode())
         try:
+            self._pg.send_query(sql.encode())
             bad = None
             while (answer := self._next()) is not None:
                 if bad is None and answer.status in _BAD:
@@ -299,6 +407,7 @@ class Wire:
                 self.close()
 
 
+_TEXT, _BINARY = int(Format.TEXT), int(Format.BINARY)
 _BAD = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED})
 
 
@@ -320,35 +429,45 @@ def encoded(index: int, statement: Sent) -> tuple[list[Buffer | None], list[int]
     """
     values: list[Buffer | None] = []
     formats: list[int] = []
-    text = Format.TEXT if statement.plain else Format.BINARY
-    for value in statement.parameters:
-        if isinstance(value, str):
-            values.append(_bytes_of(index, value))
-            formats.append(text)
-        elif value is None:
-            values.append(None)
-            formats.append(Format.TEXT)
-        elif isinstance(value, int):
-            values.append(b"%d" % value)
-            formats.append(Format.TEXT)
-        elif isinstance(value, float):
-            values.append(repr(value).encode())
-            formats.append(Format.TEXT)
-        elif isinstance(value, bytes | bytearray | memoryview):
-            values.append(bytes(value))
-            formats.append(Format.BINARY)
-        else:
-            kind = type(value).__name__
-            raise Failed(
-                index, _MISMATCH, f"a parameter of type {kind} is none that SQL here takes"
-            )
+    value_is, format_is = values.append, formats.append
+    text, binary = (_TEXT if statement.plain else _BINARY), _BINARY
+    try:
+        for value in statement.parameters:  # many: the usual types first, and no call for them
+            kind = type(value)
+            if kind is str:
+                if "\0" in value:
+                    raise Failed(index, _NO_TEXT, NO_NUL)
+                value_is(value.encode())
+                format_is(text)
+            elif kind is bytes:
+                value_is(value)
+                format_is(binary)
+            elif kind is int:
+                value_is(b"%d" % value)
+                format_is(_TEXT)
+            elif value is None:
+                value_is(None)
+                format_is(_TEXT)
+            else:
+                other, how = _other(index, value)
+                value_is(other)
+                format_is(text if how is None else how)
+    except UnicodeEncodeError:
+        raise Failed(index, _NO_TEXT, NO_NUL) from None
     return values, formats
 
 
-def _bytes_of(index: int, value: str) -> bytes:
-    if "\0" in value:
-        raise Failed(index, _NO_TEXT, NO_NUL)
-    try:
-        return value.encode()
-    except UnicodeEncodeError:
-        raise Failed(index, _NO_TEXT, NO_NUL) from None
+def _other(index: int, value: Any) -> tuple[bytes, int | None]:
+    """A value of a rarer type; without a format it is text."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise Failed(index, _NO_TEXT, NO_NUL)
+        return value.encode(), None
+    if isinstance(value, int):
+        return b"%d" % value, _TEXT
+    if isinstance(value, float):
+        return repr(value).encode(), _TEXT
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value), _BINARY
+    kind = type(value).__name__
+    raise Failed(index, _MISMATCH, f"a parameter of type {kind} is none that SQL here takes")

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from journal.formats import FIRST
+from journal.postgres.ahead import EagerDatabase
 from journal.postgres.aside import rename_schema
 from journal.postgres.checks import Checks, check
 from journal.postgres.copies import copy_to, put_back
-from journal.postgres.database import PostgresDatabase, Tables
+from journal.postgres.database import Tables
 from journal.postgres.ddl import filled, granted
+from journal.postgres.newest import is_left_behind
 from journal.postgres.where import STORE, schema_of, where
 from journal.sql import Batch, Result, Statement
 from journal.store.engine import SqlStore
@@ -41,14 +43,14 @@ class PostgresStore(SqlStore):
     such schema.
     """
 
-    database: PostgresDatabase
+    database: EagerDatabase
 
     def __init__(
         self, url: str, tenant: str, *, create: bool = False, read_only: bool = False
     ) -> None:
         place = where(url, STORE, tenant)
         super().__init__(
-            PostgresDatabase(place, tables(place.quoted), create=create, read_only=read_only)
+            EagerDatabase(place, tables(place.quoted), create=create, read_only=read_only)
         )
         self._checks: Checks | None = None
 
@@ -56,7 +58,7 @@ class PostgresStore(SqlStore):
     def exists(cls, url: str, tenant: str) -> bool:
         """Whether there is such a store. Raises Unreachable when the server does not answer."""
         place = where(url, STORE, tenant)
-        return PostgresDatabase.is_made(place, tables(place.quoted))
+        return EagerDatabase.is_made(place, tables(place.quoted))
 
     @classmethod
     def set_aside(cls, url: str, tenant: str, now: str) -> str | None:
@@ -88,6 +90,12 @@ class PostgresStore(SqlStore):
         """See ``SqlStore.facts``."""
         return self.checks.facts()
 
+    def is_left_behind(self) -> bool:
+        """See ``SqlStore.is_left_behind``."""
+        system, _, timeline, _ = self.database.server
+        place = self.database.where
+        return is_left_behind(place.connecting(), place.label, system, timeline)
+
     def create_tables(self) -> None:
         """See ``SqlStore.create_tables``."""
         self.database.complete()
@@ -111,13 +119,35 @@ class PostgresStore(SqlStore):
         since, also where it changed work alone.
         """
         asked = [_MARKER if statement is READ_MARKER else statement for statement in statements]
-        results = self.database.read(asked)
+        results = self._answered(asked) if self._asked else None
+        if results is None:
+            self.forget()
+            results = self.database.read(asked)
         for number, statement in enumerate(asked):
             if statement is _MARKER and results[number]:
                 *marker, turn = results[number][0]
                 results[number] = [tuple(marker)]
                 self.database.turn = turn
         return results
+
+    def ask_ahead(self, statements: Batch, *, idle: bool) -> None:  # noqa: ARG002
+        """See ``SqlStore.ask_ahead``: they are on their way.
+
+        The marker comes first: what changes after it was read makes the fence fail, so the rest
+        need not be of the same moment.
+        """
+        self.forget()
+        asked = [_MARKER if statement is READ_MARKER else statement for statement in statements]
+        if self.database.ask_ahead(asked):
+            self._asked = asked
+
+    def _answered(self, asked: Batch) -> list[Result] | None:
+        if not self._answers:
+            answers = self.database.answers()
+            if answers is None:
+                return None
+            self._answers = answers
+        return super()._answered(asked)
 
     def copy_to(self, target: Path) -> None:
         """See ``SqlStore.copy_to``: a directory with a text file for each table."""

@@ -14,6 +14,7 @@ from tests.processes.crowd import PAUSED, Crowd, Load, crowded
 from tests.soak.processes import Server, until
 from tests.support.jetstream import NatsServer
 from tests.support.postgres import PostgresServer
+from tests.support.proof import record
 
 pytestmark = pytest.mark.engines
 
@@ -50,6 +51,13 @@ def settled(crowd: Crowd, load: Load) -> None:
         assert "Traceback" not in server.errors, server.errors
 
 
+def note(urls: tuple[str, str], killed: int, paused: int) -> None:
+    """Keep what was gone through, for the report."""
+    name = f"processes-{urls[1].partition(':')[0]}"
+    command = "make soak ARGS=tests/processes"
+    record(name, command, scope=killed + paused, killed=killed, paused=paused, done_twice=0)
+
+
 def kill(crowd: Crowd, load: Load, server: Server) -> None:
     """End a server without a word in the midst of the load, and start it anew."""
     leads = crowd.leader() is server
@@ -73,23 +81,29 @@ def pause(crowd: Crowd, load: Load, server: Server) -> None:
     load.more()
 
 
-def test_p1_p4_one_is_killed_and_one_stands_still_and_the_others_go_on(crowd: Crowd) -> None:
+def test_p1_p4_one_is_killed_and_one_stands_still_and_the_others_go_on(
+    crowd: Crowd, urls: tuple[str, str]
+) -> None:
     load = Load(crowd, f"short-{next(_names)}")
     load.more()
     leader = until("one leads", crowd.leader)
     kill(crowd, load, leader)
     pause(crowd, load, until("one leads", crowd.leader))
     settled(crowd, load)
+    note(urls, 1, 1)
 
 
 @pytest.mark.soak
-def test_p1_p4_each_is_killed_and_stands_still_in_its_turn(crowd: Crowd) -> None:
+def test_p1_p4_each_is_killed_and_stands_still_in_its_turn(
+    crowd: Crowd, urls: tuple[str, str]
+) -> None:
     load = Load(crowd, f"long-{next(_names)}", clients=8, pullers=4)
     for _ in range(3):
         for number in range(len(crowd.servers)):
             kill(crowd, load, crowd.servers[number])
             pause(crowd, load, crowd.servers[number])
     settled(crowd, load)
+    note(urls, 3 * len(crowd.servers), 3 * len(crowd.servers))
 
 
 def test_a_stop_of_one_action_holds_in_every_process(crowd: Crowd) -> None:

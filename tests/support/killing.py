@@ -168,11 +168,17 @@ def _ports() -> list[tuple[Any, str]]:
     from api.receivers import Caller
     from journal.locks import StopFile
     from journal.log.engine import SqlLog
+    from journal.log.postgres import PostgresLog
+    from journal.log.sqlite import SqliteLog
+    from journal.nats.log import NatsLog
     from journal.store.engine import SqlStore
+    from journal.store.postgres import PostgresStore
+    from journal.store.sqlite import SqliteStore
 
+    stores, logs = (SqlStore, SqliteStore, PostgresStore), (SqlLog, SqliteLog, PostgresLog, NatsLog)
     asynchronous = [
         (port, name)
-        for port in (SqlStore, SqlLog)
+        for port in (*stores, *logs)
         for name, member in vars(port).items()
         if _is_coroutine(member)
     ]
