@@ -66,7 +66,9 @@ async def list_operations(request: Request[Any, Any, Any]) -> Answer:
 
 async def _page(record: Record, asked: dict[str, Any]) -> Any:
     read = accounts.read_unresolved if asked["unresolved"] else accounts.read_ledger
-    return await read(record, entity=asked["entity"], after=asked["after"], limit=asked["limit"])
+    page = await read(record, entity=asked["entity"], after=asked["after"], limit=asked["limit"])
+    await reading.check_journalled(record)
+    return page
 
 
 @get(
@@ -93,7 +95,9 @@ async def read_operation(request: Request[Any, Any, Any]) -> Answer:
 
 async def _operation(record: Record, operation: str) -> tuple[Acceptance, Verdict]:
     known = await reading.read_operation(record, operation)
-    return known, (await accounts.fate_of_operation(record, operation)).fate
+    fate = (await accounts.fate_of_operation(record, operation)).fate
+    await reading.check_journalled(record)
+    return known, fate
 
 
 ROUTES = [list_operations, read_operation]

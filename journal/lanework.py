@@ -29,7 +29,7 @@ from journal.lanes import Effect
 from journal.observing import observe
 from journal.outcomes import Decide, Outcome, Reported, Told
 from journal.permits import Asked, Claimed
-from journal.reading import check_readable
+from journal.reading import check_journalled, check_readable
 from journal.record import Record
 from journal.reports import Beating, Reception
 from journal.store import work as works
@@ -235,7 +235,7 @@ class LaneWork:
 
     async def where(self, operation: str) -> inquiry.Where:
         """Which boundary an operation has reached."""
-        return await self._read(inquiry.read_where, operation)
+        return await self._read(_journalled, inquiry.read_where, operation)
 
     async def observations(self, after: str | None = None, limit: int | None = None) -> Page:
         """What was reported and could be no decision."""
@@ -244,7 +244,15 @@ class LaneWork:
 
 async def _open(record: Record, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     await check_readable(record)
-    return await function(record, *args)
+    return await _journalled(record, function, *args)
+
+
+async def _journalled(
+    record: Record, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
+) -> T:
+    found = await function(record, *args)
+    await check_journalled(record)
+    return found
 
 
 async def _foresee(record: Record, said: Reported) -> tuple[Work, Any]:

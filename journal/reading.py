@@ -77,6 +77,19 @@ async def check_readable(record: Record) -> None:
         raise Recovering(f"the tenant's stage is {authority.stage}", stage=str(authority.stage))
 
 
+async def check_journalled(record: Record) -> None:
+    """What was read of the store before this rests on journalled decisions alone (P1).
+
+    Raises Pending where some of it may still wait for its handoff.
+    """
+    marker = await record.marker()
+    look = await record.look()
+    tip = tip_of((await record.current_control(look)).authority, look.last)
+    place = None if marker is None else marker.place
+    if place is not None and place.history == tip.history and place.sequence > tip.sequence:
+        raise Pending
+
+
 async def read_heads(record: Record, statement: Any) -> dict[str, EntityHead]:
     """Heads from the store, in one transaction with its marker, all of them journalled.
 

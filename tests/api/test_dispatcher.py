@@ -489,12 +489,15 @@ async def test_a_process_whose_writer_has_stopped_ends_to_be_started_again(
     tmp_path: Path, made: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with scene(pushing(tmp_path, made), runs=False) as tenant:
-        running = asyncio.create_task(dispatching_process._run(tenant.journal, ["parcels"]))
+        asked = asyncio.Event()
+        run = dispatching_process._run(tenant.journal, ["parcels"], asked)
+        running = asyncio.create_task(run)
         await tenant.comes_to(await tenant.permit(), "done")
         assert capsys.readouterr().out == "unrewind dispatches parcels\n"
         tenant.journal._writing.poisoned = "the disk failed"
         async with asyncio.timeout(SECONDS):
-            assert await running == 1
+            assert await running is None
+        assert not asked.is_set()
         tenant.journal._writing.poisoned = None
 
 

@@ -200,6 +200,7 @@ CALLS: Mapping[str, tuple[Any, ...]] = {
     "flaws": ("case/1", FIRST_FLAW, 9),
     "forks": ("case/1",),
     "heads": ("", 9),
+    "histories": ({"case/1": 1}, 9),
     "history": ("case/1", 1, 9, 9),
     "last_in": ("decisions",),
     "links": ("case/1", 1, 9),
