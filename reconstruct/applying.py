@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 
 from journal.acceptance import Decision, Place, beginning
 from journal.errors import ConstraintFailed, DiskFailed, Refused
@@ -152,12 +153,14 @@ def _run(
     """Replay from a row on, until the data that the decisions leave is a page's worth."""
     decisions: list[Decision] = []
     size = 0
-    for number in range(start, len(rows)):
-        if rows[number].entity in left_out:
+    for number, row in enumerate(islice(rows, start, None), start):
+        if left_out and row.entity in left_out:
             continue
-        for decision in replay.run([rows[number]]):
-            decisions.append(decision)
-            size += len(decision.data)
+        decision = replay.step(row)
+        if decision is None:
+            continue
+        decisions.append(decision)
+        size += len(decision.data)
         if size >= PAGE_BYTES:
             return number + 1, decisions
     return len(rows), decisions
@@ -189,9 +192,12 @@ async def _keep(
     marker = await the_marker(record)
     last = rows[-1]
     place = Place(last.history, marker.place.generation, last.sequence or 0, last.digest)
-    replayed = {decision.entry.digest for decision in decisions}
+    rest: Sequence[Row] = ()
+    if len(decisions) < len(rows):
+        replayed = {decision.entry.digest for decision in decisions}
+        rest = [row for row in rows if row.digest not in replayed]
     fence = tables.fence(marker, place, place.sequence)
-    kept = tables.keep_decisions([row for row in rows if row.digest not in replayed])
+    kept = tables.keep_decisions(rest)
     work = await work_of(record, decisions, anew=anew)
     await _project(record, [fence, *tables.write_decisions(decisions), kept, *work], decisions)
 

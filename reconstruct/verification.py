@@ -33,7 +33,8 @@ from reconstruct.crosschecks import crosschecked
 from reconstruct.filing import misfiled, misplaced, misread_rivals
 from reconstruct.orders import holes, unexplained
 from reconstruct.rederiving import permitting, unasked, unlike
-from reconstruct.walking import Finding, Progress, Walked, nothing, verify_journal
+from reconstruct.scanning import Progress
+from reconstruct.walking import Finding, Walked, nothing, verify_journal
 
 MAX_FINDINGS = 10_000
 UNREACHABLE = "unreachable"

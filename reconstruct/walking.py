@@ -1,7 +1,9 @@
 """Walking the journal: every byte hashed anew, every chain followed.
 
 Memory stays flat: entries are read in the order of the unique index (entity, revision, history),
-and only one entity is held at a time. Large journals are split by entity over two processes.
+and only one entity is held at a time. A file of not too many entities is scanned first
+(``scanning``), and only what the scan is not sure of is walked. Large journals are split over two
+processes.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,23 +23,43 @@ from journal import history as histories
 from journal.abandonment import Cuts, dropping
 from journal.control import Abandoned
 from journal.entry import Predecessor
-from journal.errors import Damaged
+from journal.errors import Damaged, EngineError
 from journal.history import Flaw, Head, Link
 from journal.places import LogPlace
 from journal.sql import Database, Statement
 from journal.sqlite import Database as File
+from reconstruct.scanning import (
+    REPORT_EVERY,
+    Fields,
+    Progress,
+    Scanned,
+    Unsure,
+    check_index,
+    decode_fields,
+    join,
+    scan,
+)
 
 PARALLEL_FROM = 20_000
-_REPORT_EVERY = 20_000
 _OURS = ("control/", "observation/")
 _MAPPED = 1 << 40
-
-Progress = Callable[[int, int, str], None]
+MAX_DOUBTED = 2000
+T = TypeVar("T")
 
 _WALK = (
     "SELECT entity, revision, history, digest, operation, sequence, CAST(envelope AS BLOB), body"
     " FROM entries WHERE entity >= ? AND entity < ? ORDER BY entity, revision, history"
 )
+_WALK_FILE = (
+    "SELECT i.entity, i.revision, i.history, e.digest, e.operation, e.sequence,"
+    " CAST(e.envelope AS BLOB), e.body, e.entity IS NOT i.entity"
+    " OR e.revision IS NOT i.revision OR e.history IS NOT i.history"
+    " FROM entries i INDEXED BY entries_revision"
+    " LEFT JOIN entries e NOT INDEXED ON e.position = i.position"
+    " WHERE i.entity >= ? AND i.entity < ? ORDER BY i.entity, i.revision, i.history"
+)
+"""The same of a file, whose engine would take from the index what the row has to repeat."""
+
 _END = "\U0010ffff"
 
 
@@ -62,27 +84,6 @@ class Walked(Struct, frozen=True):
     """Entries that were abandoned, by entity."""
 
 
-class _BodyFields(Struct, gc=False):
-    sha256: str
-    size: int
-
-
-class _Fields(Struct, gc=False):
-    """The envelope's fields that verification needs; the digest vouches for the rest."""
-
-    entity: str
-    history: str
-    operation: str
-    revision: int
-    tenant: str
-    body: _BodyFields
-    predecessor: Predecessor | None
-    sequence: int | None
-
-
-_decode = msgspec.json.Decoder(_Fields).decode
-
-
 def nothing(_done: int, _total: int, _what: str) -> None:
     """No progress shown."""
 
@@ -101,17 +102,31 @@ def walk(
     unless they were damaged when they were abandoned. A file is mapped into memory: reading by
     entity jumps about in it, and this halves the cost.
     """
+    with _opened(place) as database:
+        return _walk_range(database, tenant, low, high, progress, cuts or {})
+
+
+@contextmanager
+def _opened(place: LogPlace) -> Iterator[Database]:
     database = place.open(read_only=True).database
     try:
         if isinstance(database, File):
             database.connection.execute(f"PRAGMA mmap_size={_MAPPED}")
-        try:
-            return _walk(database, tenant, low, high, progress, cuts or {})
-        except Damaged:
-            database.tolerate()
-            return _walk(database, tenant, low, high, progress, cuts or {})
+        yield database
     finally:
         database.close()
+
+
+def _walk_range(
+    database: Database, tenant: str, low: str, high: str, progress: Progress, cuts: Cuts
+) -> Walked:
+    try:
+        return _walk(database, tenant, low, high, progress, cuts)
+    except Damaged:
+        if database.tolerant:
+            raise
+        database.tolerate()
+        return _walk(database, tenant, low, high, progress, cuts)
 
 
 class _Entity:
@@ -139,6 +154,22 @@ class _Entity:
         return _chain_findings(self.name, self.head, self.links) if self.links else iter(())
 
 
+def _rows(database: Database, low: str, high: str) -> Iterator[tuple[Any, ...]]:
+    """The entries of a range; the last column says whether index and row contradict each other."""
+    if not isinstance(database, File):
+        for row in database.stream(Statement(_WALK, (low, high))):
+            yield (*row, False)
+        return
+    for row in database.stream(Statement(_WALK_FILE, (low, high))):
+        _, _, history, digest, _, _, text, body, _ = row
+        if type(history) is type(digest) is type(text) is type(body) is bytes:
+            yield row
+        else:
+            name, revision, _, _, operation, sequence, _, _, crossed = row
+            history, digest, text, body = map(_as_bytes, (history, digest, text, body))
+            yield name, revision, history, digest, operation, sequence, text, body, crossed
+
+
 def _walk(
     database: Database, tenant: str, low: str, high: str, progress: Progress, all_cuts: Cuts
 ) -> Walked:
@@ -151,8 +182,8 @@ def _walk(
     last_digest, last_history, last = "", "", 0
     last_before: Predecessor | None = None
     hexes: dict[bytes, str] = {}
-    for row in database.stream(Statement(_WALK, (low, high))):
-        name, revision, raw_history, raw_digest, operation, sequence, text, body = row
+    for row in _rows(database, low, high):
+        name, revision, raw_history, raw_digest, operation, sequence, text, body, crossed = row
         entries += 1
         if name != current.name:
             findings.extend(current.findings())
@@ -161,14 +192,14 @@ def _walk(
             cuts = all_cuts.get(name, ())
             entities += not name.startswith(_OURS)
         history = hexes.get(raw_history) or hexes.setdefault(raw_history, raw_history.hex())
-        digest = sha256(b"\0" + text).hexdigest()
+        digest = raw_digest.hex()
         try:
-            fields = _decode(text)
-        except msgspec.MsgspecError:
+            fields = decode_fields(text)
+        except (msgspec.MsgspecError, RecursionError):
             fields = None
         if (
             fields is None
-            or digest != raw_digest.hex()
+            or sha256(b"\0" + text).hexdigest() != digest
             or fields.body.size != len(body)
             or fields.body.sha256 != sha256(body).hexdigest()
             or fields.entity != name
@@ -177,15 +208,16 @@ def _walk(
             or fields.sequence != sequence
             or fields.history != history
             or fields.tenant != tenant
+            or crossed
         ):
             fault: Finding | None = _mismatch(row, fields, tenant)
         else:
             fault = None
         if cuts:
-            cut = dropping(cuts, revision, history, raw_digest.hex())
+            cut = dropping(cuts, revision, history, digest)
             if cut is not None:
                 dropped[name] = dropped.get(name, 0) + 1
-                if fault is not None and raw_digest.hex() not in cut.unreadable:
+                if fault is not None and digest not in cut.unreadable:
                     findings.append(fault)
                 continue
         if fault is not None:
@@ -200,22 +232,33 @@ def _walk(
                 and before.revision == last
                 and before.history == last_history
             ):
-                last_digest, last_history, last = raw_digest.hex(), history, revision
+                last_digest, last_history, last = digest, history, revision
                 last_before = before
             else:
-                link = Link(revision, history, raw_digest.hex(), before)
+                link = Link(revision, history, digest, before)
                 current.breaks(Link(last, last_history, last_digest, last_before), link)
         else:
-            current.links.append(Link(revision, history, raw_digest.hex(), before))
-        if entries % _REPORT_EVERY == 0:
+            current.links.append(Link(revision, history, digest, before))
+        if entries % REPORT_EVERY == 0:
             progress(entries, 0, "entries verified")
     findings.extend(current.findings())
     return Walked(entries, entities, findings, dropped)
 
 
-def _mismatch(row: tuple[Any, ...], fields: _Fields | None, tenant: str) -> Finding:
+def _as_bytes(value: Any) -> bytes:
+    """A value that damage gave another type, or that an index leads to and nobody finds."""
+    if value is None:
+        return b""
+    return (
+        str(value).encode(errors="replace")
+        if isinstance(value, str | int | float)
+        else bytes(value)
+    )
+
+
+def _mismatch(row: tuple[Any, ...], fields: Fields | None, tenant: str) -> Finding:
     """Say which of an entry's checks failed."""
-    name, revision, history, digest, operation, sequence, text, body = row
+    name, revision, history, digest, operation, sequence, text, body, _ = row
     if sha256(b"\0" + text).digest() != digest:
         fault = "the envelope does not hash to the stored digest"
     elif fields is None:
@@ -252,31 +295,89 @@ def _chain_findings(entity: str, head: Head, links: list[Link]) -> Iterator[Find
 def verify_journal(
     place: LogPlace, tenant: str, progress: Progress = nothing, cuts: Cuts | None = None
 ) -> Walked:
-    """Walk the whole journal, over two processes when it is large, each with its own connection.
+    """Verify every entry, over two processes when there are many, each with its own connection.
 
     The second one is forked, which is safe only while this process has one thread. Raises Damaged
-    when a walker was killed, as a mapped page that the disk cannot read does.
+    when a process was killed, as a mapped page that the disk cannot read does.
     """
-    database = place.open(read_only=True).database
-    try:
+    cuts = cuts or {}
+    with _opened(place) as database:
         total = database.read([Statement("SELECT count(*) FROM entries")])[0][0][0]
-        middle = None
-        if total >= PARALLEL_FROM and threading.active_count() == 1:
-            half = Statement(
-                "SELECT entity FROM entries ORDER BY entity LIMIT 1 OFFSET ?", (total // 2,)
+        ends = "SELECT (SELECT min(position) FROM entries), (SELECT max(position) FROM entries)"
+        first, last = database.read([Statement(ends)])[0][0]
+        scannable = isinstance(database, File)
+    parallel = total >= PARALLEL_FROM and threading.active_count() == 1
+    wrong: str | None = None
+    if scannable and total:
+        try:
+            return _by_scan(place, tenant, (first, last), progress, cuts, parallel=parallel)
+        except Unsure as error:
+            wrong = error.index
+    walked = _by_walk(place, tenant, total, progress, cuts, parallel=parallel)
+    if wrong is not None and not walked.findings:
+        walked.findings.append(Finding(str(Flaw.MISMATCH), wrong))
+    progress(total, total, "entries verified")
+    return walked
+
+
+def _by_scan(
+    place: LogPlace,
+    tenant: str,
+    positions: tuple[int, int],
+    progress: Progress,
+    cuts: Cuts,
+    *,
+    parallel: bool,
+) -> Walked:
+    """A scan from a position through another, and a walk of what is not sure. Raises Unsure."""
+    first, last = positions
+    total = last - first + 1
+
+    def part(above: int, through: int, tell: Progress) -> Scanned:
+        with _opened(place) as database:
+            return scan(database, tenant, above, through, tell)
+
+    # This process holds the index against the rows besides.
+    middle = first + total * 9 // 20
+    if parallel:
+        with _forked(lambda: part(middle, last, nothing), place.label) as other:
+            mine = part(
+                first - 1,
+                middle,
+                lambda done, _, what: progress(min(2 * done, total), total, what),
             )
-            middle = database.read([half])[0][0][0]
-    finally:
-        database.close()
-    if middle is None:
+            whole = join(mine, other())
+    else:
+        whole = part(first - 1, last, lambda done, _, what: progress(done, total, what))
+    with _opened(place) as database:
+        whole = whole.settled()
+        check_index(database, whole, last)
+        doubted = sorted(whole.doubted | cuts.keys() & whole.firsts.keys())
+        if len(doubted) > MAX_DOUBTED:
+            raise Unsure("there is more to walk than a scan has spared")
+        findings: list[Finding] = []
+        dropped: dict[str, int] = {}
+        for name in doubted:
+            walked = _walk_range(database, tenant, name, name + "\0", nothing, cuts)
+            findings += walked.findings
+            dropped.update(walked.dropped)
+    names = whole.firsts.keys() | whole.doubted
+    entities = sum(not name.startswith(_OURS) for name in names)
+    progress(whole.entries, whole.entries, "entries verified")
+    return Walked(whole.entries, entities, findings, dropped)
+
+
+def _by_walk(
+    place: LogPlace, tenant: str, total: int, progress: Progress, cuts: Cuts, *, parallel: bool
+) -> Walked:
+    if not parallel:
         return walk(
-            place,
-            tenant,
-            progress=lambda done, _, what: progress(done, total, what),
-            cuts=cuts,
+            place, tenant, progress=lambda done, _, what: progress(done, total, what), cuts=cuts
         )
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        other = pool.submit(walk, place, tenant, middle, _END, nothing, cuts)
+    with _opened(place) as database:
+        half = "SELECT entity FROM entries ORDER BY entity LIMIT 1 OFFSET ?"
+        middle = database.read([Statement(half, (total // 2,))])[0][0][0]
+    with _forked(lambda: walk(place, tenant, middle, _END, nothing, cuts), place.label) as other:
         mine = walk(
             place,
             tenant,
@@ -285,14 +386,47 @@ def verify_journal(
             lambda done, _, what: progress(min(2 * done, total), total, what),
             cuts,
         )
-        try:
-            theirs = other.result()
-        except BrokenProcessPool:
-            raise Damaged(f"{place.label}: a page of the file could not be read") from None
-    progress(total, total, "entries verified")
+        theirs = other()
     return Walked(
         mine.entries + theirs.entries,
         mine.entities + theirs.entities,
         [*mine.findings, *theirs.findings],
         {**mine.dropped, **theirs.dropped},
     )
+
+
+@contextmanager
+def _forked(work: Callable[[], T], label: str) -> Iterator[Callable[[], T]]:
+    """Do work in a second process; what is given waits for it. Its errors are raised here.
+
+    Raises Damaged when the process was killed.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(work, theirs), daemon=True)
+    process.start()
+    theirs.close()
+
+    def result() -> T:
+        try:
+            done = ours.recv()
+        except EOFError:
+            raise Damaged(f"{label}: a page of the file could not be read") from None
+        if isinstance(done, Exception):
+            raise done
+        found: T = done
+        return found
+
+    try:
+        yield result
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _send(work: Callable[[], object], to: Connection) -> None:
+    try:
+        to.send(work())
+    except (EngineError, Unsure) as error:
+        to.send(error)

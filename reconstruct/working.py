@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -47,7 +47,8 @@ async def work_of(
     once more; ``anew`` says that an entity is rebuilt from its first decision: then a command that
     the store lacks becomes a dead letter, for nobody knows whether it ran, perhaps years ago.
     """
-    concerned = [decision for decision in decisions if _has_work(record, decision)]
+    working = {kind for kind, lifecycle in record.lifecycles.items() if lifecycle.works}
+    concerned = [decision for decision in decisions if _has_work(working, decision)]
     if not concerned:
         return []
     if record.store is None:
@@ -80,12 +81,11 @@ async def work_of(
     return [works.write_work([*changed.values()])] if changed else []
 
 
-def _has_work(record: Record, decision: Decision) -> bool:
+def _has_work(working: Collection[str], decision: Decision) -> bool:
     envelope = decision.entry.envelope
     if envelope.releases or is_report(envelope.action, envelope.body.type):
         return True
-    lifecycle = record.lifecycles.get(envelope.entity.partition("/")[0])
-    return lifecycle is not None and lifecycle.works
+    return bool(working) and envelope.entity.partition("/")[0] in working
 
 
 def _cut_off(row: Work, now: str) -> Work:
