@@ -8,9 +8,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from litestar import Litestar, Router
+from litestar import Litestar, Request, Router
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
+from litestar.routes import BaseRoute, HTTPRoute
 
 from api import (
     openapi,
@@ -34,7 +35,8 @@ from api import (
 )
 from api.alerts import Alerts
 from api.answers import encode
-from api.auth import Authentication
+from api.auth import NEEDS, Authentication
+from api.calls import STRAIGHT
 from api.dispatcher import Dispatcher
 from api.requests import clean_path
 from api.rounds import Many, Rounds
@@ -61,7 +63,9 @@ class Application(Litestar):
         self.journal = own.journal
         self.many = many
         self._base = f"{base_of(own.journal)}/"
-        super().__init__(**options)
+        self._authentication = Authentication(own, None if many is None else many.tenants)
+        super().__init__(middleware=[self._authentication], **options)
+        self.straight = straight_of(self.routes)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
@@ -78,7 +82,34 @@ class Application(Litestar):
                     scope[TENANT] = name
                     path = self._base + rest
             scope["path"] = path
+            handler = self.straight.get(path)
+            if handler is not None and scope["method"] == "POST" and scope[TENANT] is self.own:
+                await self._answer(handler, scope, receive, send)
+                return
         await super().__call__(scope, receive, send)
+
+    async def _answer(self, handler: HTTPRouteHandler, scope: Any, receive: Any, send: Any) -> None:
+        """What the router, its middleware and its exception handlers do for such a handler."""
+        scope["app"] = scope["litestar_app"] = self
+        scope["path_params"] = {}
+        request: Request[Any, Any, Any] = Request(scope, receive, send)
+        try:
+            await self._authentication.let_in(scope, handler.opt[NEEDS])
+            answer = await handler.fn(request)
+        except Exception as error:  # noqa: BLE001 - as the router's exception handler
+            answer = problems.handle(request, error)
+        await answer(scope, receive, send)
+
+
+def straight_of(routes: Sequence[BaseRoute]) -> dict[str, HTTPRouteHandler]:
+    """By path, the handlers of POST that ask to be called without a router. See ``STRAIGHT``."""
+    return {
+        route.path: handler
+        for route in routes
+        if isinstance(route, HTTPRoute) and not route.path_parameters
+        for handler in route.route_handlers
+        if handler.opt.get(STRAIGHT) and handler.http_methods == {"POST"}
+    }
 
 
 def create_app(settings: Settings, journal: Journal | None = None) -> Application:
@@ -158,7 +189,6 @@ def _build(
         many,
         route_handlers=handlers,
         lifespan=list(lifespan),
-        middleware=[Authentication(own, None if many is None else many.tenants)],
         exception_handlers={Exception: problems.handle},
         state=State({}),
         # The document is our own (api.openapi); debug pages and Litestar's logs could show secrets.

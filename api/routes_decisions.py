@@ -214,7 +214,8 @@ def base_of(journal: Journal) -> str:
             (*_JUDGED, *_SENT, "stale-generation", "forked"),
             body=DecisionRequest,
             parameters=(IDEMPOTENCY_KEY,),
-        )
+        ),
+        straight=True,
     ),
 )
 async def decide(request: Request[Any, Any, Any]) -> Answer:

@@ -23,6 +23,7 @@ from litestar.handlers import HTTPRouteHandler
 import journal
 from api.app import build
 from api.auth import NEEDS
+from api.calls import STRAIGHT
 from api.opening import deciding
 from benchmarks.measure import MeasureError
 from benchmarks.usage import Meter, Spent
@@ -56,6 +57,9 @@ HEALTH = "/health/ready"
 
 AS_WRITER = {NEEDS: Role.WRITER}
 """What a baseline's route declares so that it asks for the role that `POST decisions` asks for."""
+
+AS_STRAIGHT = {**AS_WRITER, STRAIGHT: True}
+"""The same for a route that is answered past the router too, as `POST decisions` is."""
 
 ENTRY_BYTES = "SELECT envelope, body FROM entries"
 """Reads from the journal's file the bytes of every entry, two blobs or texts a row."""

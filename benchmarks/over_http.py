@@ -82,13 +82,25 @@ def single_decisions(context: Context) -> Result:
     seconds = context.size(5, 1)
     with servers(context) as running:
         noop = running.other(stack.NOOP, CONNECTIONS, seconds)
+        straight = running.other(stack.NOOP_STRAIGHT, CONNECTIONS, seconds)
         own = running.own(CONNECTIONS, seconds)
-        pairs = _compared(context, noop, own, Side.rate)
+
+        def beside(side: Side) -> float:
+            """The no-op past the router is measured too, beside the one that is compared."""
+            if side is noop:
+                past.append(straight.rate())
+            return side.rate()
+
+        past: list[float] = []
+        pairs = _compared(context, noop, own, beside)
         with processes.responder() as target:
             bare = Side(running.generator, target, "/", CONNECTIONS, 1)
             ceiling = [bare.rate() for _ in range(3)]
     sides = {"no-op": noop} if isinstance(own, str) else {"no-op": noop, "ours": own}
-    also = [Figure("load generator's ceiling", "requests/s", ceiling)]
+    also = [
+        Figure("a no-op past the router, as ours is", "requests/s", past),
+        Figure("load generator's ceiling", "requests/s", ceiling),
+    ]
     notes: list[str] = []
     for name, side in sides.items():
         busy = side.each(lambda report: report.cpu / report.seconds)

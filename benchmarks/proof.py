@@ -122,7 +122,8 @@ SECTIONS = (
         "Mixed traffic in closed loops against one server process, as fast as it answers; the same "
         "with a journal that cannot be written for 2 s in every 20. Memory (MiB, without what is "
         "mapped from files), handles and threads are medians, early when memory had stopped rising "
-        "for an eighth of the time (caches were full), late at the end.",
+        "for an eighth of the time, late at the end. `load` has small page caches, so whatever "
+        "else grows shows; `load-stalling` has those of a real service, which fill up to a limit.",
         "Memory, handles, threads or times that grow; anything acknowledged that is not in the "
         "journal; an effect twice.",
         "make load MINUTES=10",

@@ -15,13 +15,17 @@ import uvicorn
 from litestar import MediaType, Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
+from api.answers import Answer
+from api.requests import body_of
 from api.server import uvicorn_options
 from benchmarks import floors, ours
 
 NOOP = "/noop"
+NOOP_STRAIGHT = "/noop-straight"
 TWO_COMMITS = "/two-commits"
 TWO_COMMITS_THREADED = "/two-commits-threaded"
 ANSWER = b'{"outcome":"accepted"}'
+MAX_BODY = 1024 * 1024
 
 
 class Incoming(msgspec.Struct):
@@ -73,7 +77,12 @@ def routes(folder: Path) -> list[HTTPRouteHandler]:
         await asyncio.to_thread(files.commit, decode(body).operation, body)
         return Response(ANSWER, media_type=MediaType.JSON)
 
-    return [noop, two_commits, two_commits_threaded]
+    @post(NOOP_STRAIGHT, opt=ours.AS_STRAIGHT)
+    async def noop_straight(request: Request) -> Answer:
+        decode(await body_of(request, MAX_BODY))
+        return Answer(201, ANSWER)
+
+    return [noop, noop_straight, two_commits, two_commits_threaded]
 
 
 def main(folder: Path) -> None:

@@ -111,48 +111,10 @@ def after_again(previous: bytes, body: bytes, media_type: str) -> bytes:
     """
     if media_type != JSON_TYPE or not body:
         return previous
-    return _merged(previous, _read_again(body))
-
-
-def _read_again(body: bytes) -> Any:
     try:
-        return _decode(body)
+        return _merged(previous, _decode(body))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Invalid(f"the body is not JSON: {error}", field="body") from None
-
-
-_KEPT = 64 * 1024
-"""Data of more bytes is read again: in objects it takes several times as many."""
-
-
-class Evolving:
-    """``after_again`` over many decisions, without reading again the data that it wrote itself.
-
-    What is kept of an entity is used only where it is asked about the very bytes that it wrote
-    last. ``forget`` lets go of all.
-    """
-
-    def __init__(self) -> None:
-        self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
-
-    def after(self, entity: str, previous: bytes, body: bytes, media_type: str) -> bytes:
-        """See ``after_again``; ``previous`` is the data of this entity."""
-        if media_type != JSON_TYPE or not body:
-            return previous
-        patch = _read_again(body)
-        if not isinstance(patch, dict) or not patch:
-            return previous
-        written = self._written.get(entity)
-        kept = written is not None and written[0] == previous
-        value = merge(written[1] if written and kept else _decode(previous), patch)
-        data = _encode(value)
-        if len(data) <= _KEPT:
-            self._written[entity] = (data, value)
-        return data
-
-    def forget(self) -> None:
-        """Let go of what was kept."""
-        self._written.clear()
 
 
 def _merged(previous: bytes, patch: Any) -> bytes:

@@ -8,14 +8,26 @@ document (RFC 9457, section 3.2); ``api.problems`` maps these classes to HTTP in
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_BREAK = re.compile(r"\s*[\n\r\x0b\x0c\x85\u2028\u2029]\s*")
+
+
+def _in_one_line(text: str) -> str:
+    """A message that quotes what somebody sent, or what a library said, as one line to read."""
+    if not _CONTROL.search(text):
+        return text
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], _BREAK.sub(" ", text).strip())
 
 
 class UnrewindError(Exception):
-    """Something went wrong."""
+    """Something went wrong. Its message is one line, whatever it quotes."""
 
     def __init__(self, detail: str | None = None, **members: Any) -> None:
-        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "").partition("\n\n")[0]
+        told = detail or inspect.cleandoc(type(self).__doc__ or "").partition("\n\n")[0]
+        self.detail = _in_one_line(told)
         self.members = members
         super().__init__(self.detail)
 

@@ -28,15 +28,19 @@ _HANDOFF = 500
 _ATTEMPTS = 5
 
 
+def append_of(entries: Sequence[Entry]) -> Append:
+    """What brings decisions into the journal."""
+    return Append(entries=[(DECISIONS, entry) for entry in entries])
+
+
 async def journal_entries(record: Record, entries: Sequence[Entry], look: Look) -> None:
     """Append decisions that the store has committed. Until this returns they are obligations.
 
     Raises Moved where the journal stands elsewhere by now, JournalUnavailable (they stay pending),
     WriterStopped, or Recovering when another decision already stands at one of their places.
     """
-    append = Append(entries=[(DECISIONS, entry) for entry in entries])
     try:
-        await record.journal().append(append, look)
+        await record.journal().append(append_of(entries), look)
     except Moved:
         raise
     except ConstraintFailed as error:

@@ -134,7 +134,10 @@ class TurnLock(AbstractContextManager[None]):
 
 
 class Presence:
-    """A shared lock that everyone who has the tenant open holds."""
+    """A shared lock that everyone who has the tenant open holds.
+
+    Raises Refused where another one excludes it, JournalUnavailable when the disk refuses it.
+    """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
         make_directory(path.parent)
@@ -142,8 +145,10 @@ class Presence:
         try:
             kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
             fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._handle)
+            if error.errno != errno.EWOULDBLOCK:
+                raise JournalUnavailable(f"the presence lock cannot be had: {error}") from error
             raise Refused(
                 "the store is in use by a running process; stop it first"
                 if exclusive

@@ -14,7 +14,6 @@ import msgspec
 
 from journal import ahead
 from journal import control as controls
-from journal.ahead import Asked
 from journal.clock import Clock, SystemClock
 from journal.control import Control, ControlUnreadable
 from journal.detection import Finding, Seen, Verdict, compare
@@ -86,7 +85,7 @@ class Record:
         self.stamp: Stamp | None = None
         self.doubtful = False
         self.recovering = False
-        self.asked: Asked | None = None
+        self.asked: ahead.Asked | None = None
         self._trusted = False
         self._copied = 0
         self._unwitnessed = True
@@ -383,18 +382,13 @@ class Record:
 
         The witness is looked at when ``witness`` says so, and until it agrees once after an
         opening. Control that cannot be read is the verdict `closed`. Where another process moved
-        the journal on meanwhile, or where the looks were asked ahead, it is looked at once more
-        before a verdict closes anything. Raises JournalUnavailable when the journal is there and
-        cannot be read, or keeps moving.
+        the journal on meanwhile, it is looked at once more before a verdict closes anything. Raises
+        JournalUnavailable when the journal is there and cannot be read, or keeps moving.
         """
         for _ in range(_LOOKS):
-            asked = self.asked
             finding, seen = await self._examine(witness=witness)
-            if asked is not None and asked.open:
-                asked.open = False
-                if finding.verdict is not Verdict.CLEAN:
-                    ahead.forget(self)
-                    continue
+            if ahead.is_doubted(self, finding):
+                continue
             if finding.verdict.sound or self.log is None or await self.look() == seen.look:
                 return finding, seen
         raise JournalUnavailable("the journal moves on faster than it can be compared")

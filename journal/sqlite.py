@@ -11,11 +11,12 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -67,7 +68,7 @@ def _decode_damaged(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
-def stamp_of(path: Path) -> Stamp | None:
+def stamp_of(path: Path | str) -> Stamp | None:
     """The file's stamp (device, inode, size, times in ns), or None when there is no file."""
     try:
         found = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and called in each batch
@@ -103,6 +104,15 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def make_directory(path: Path) -> None:
+    """A directory and those above it, as far as they are missing; their names are durable."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_directory(each.parent)
+    path.mkdir(exist_ok=True)
+
+
 def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.resolve()))}?mode={mode}"
 
@@ -129,7 +139,7 @@ class Database:
         if created and schema is None:
             raise Unreachable(f"{path}: no such file")
         if created:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent)
         self._copy: TemporaryDirectory[str] | None = None
         mode = "ro" if read_only else "rwc" if schema is not None else "rw"
         try:
@@ -143,7 +153,8 @@ class Database:
             self.connection.close()
             raise FileChanged(f"{path}: the file went away while it was opened")
         self._identity = found.parts[:2]
-        self._failed: str | None = None
+        self._name = str(path)  # for `stat`, which takes it without a call back into Python
+        self.failed: str | None = None
         self.tolerant = False
 
     def _connect(self, file: Path, mode: str, schema: str | None, *, created: bool) -> None:
@@ -202,7 +213,7 @@ class Database:
 
     def check_identity(self) -> Stamp:
         """The file's stamp. Raises FileChanged when the path names another file than was opened."""
-        found = stamp_of(self.path)
+        found = stamp_of(self._name)
         if found is None or found.parts[:2] != self._identity:
             raise FileChanged(f"{self.path}: another file stands under this path than was opened")
         return found
@@ -223,26 +234,22 @@ class Database:
         with translated(self.path):
             yield from self.connection.execute(statement.sql, statement.parameters)
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def seen_through(self) -> tuple[int, int]:
+        """Equal ones mean that nobody wrote to the file in between: others, or this connection.
+
+        What others wrote is told by the same counter by which SQLite lets go of the pages that it
+        has cached, so a query in between would have had the same answer.
+        """
+        with translated(self.path):
+            version: int = self.connection.execute("PRAGMA data_version").fetchone()[0]
+        return version, self.connection.total_changes
+
+    def transaction(self) -> AbstractContextManager[None]:
         """A write transaction. Nothing is left behind when the block or the commit fails.
 
         After a DiskFailed there is no other one until the file is opened anew.
         """
-        if self._failed is not None:
-            raise DiskFailed(f"not written to since this: {self._failed}")
-        try:
-            with translated(self.path):
-                self.connection.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                    self.connection.execute("COMMIT")
-                except BaseException:
-                    self._roll_back()
-                    raise
-        except DiskFailed as error:
-            self._failed = error.detail
-            raise
+        return _Transaction(self)
 
     def batch(self, statements: Batch, *, fenced: bool = False) -> None:
         """Run statements in one transaction; all or none.
@@ -299,7 +306,8 @@ class Database:
                 raise
             raise ConstraintFailed(str(error), projection=True) from error
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
+        """End a transaction, if one is open, with nothing written."""
         if self.connection.in_transaction:
             try:
                 self.connection.execute("ROLLBACK")
@@ -336,13 +344,74 @@ def sync_file(path: Path) -> None:
     sync_directory(path.parent)
 
 
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
+class _Transaction:
+    """See ``Database.transaction``. A class: a generator costs a turn thrice as much."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        if self._database.failed is not None:
+            raise DiskFailed(f"not written to since this: {self._database.failed}")
+        self._run("BEGIN IMMEDIATE")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        database = self._database
+        if error is None:
+            self._run("COMMIT")
+            return
+        database.roll_back()
+        if isinstance(error, DiskFailed):
+            database.failed = error.detail
+        elif isinstance(error, sqlite3.Error):
+            raise self._told(error) from error
+
+    def _run(self, sql: str) -> None:
+        try:
+            self._database.connection.execute(sql)
+        except sqlite3.Error as error:
+            self._database.roll_back()
+            raise self._told(error) from error
+        except BaseException:
+            self._database.roll_back()
+            raise
+
+    def _told(self, error: sqlite3.Error) -> EngineError:
+        told = _error_of(self._database.path, error)
+        if isinstance(told, DiskFailed):
+            self._database.failed = told.detail
+        return told
+
+
+class _Translated:
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise _error_of(self._path, error) from error
+
+
+def translated(path: Path) -> AbstractContextManager[None]:
     """Errors of SQLite as the project's own."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _error_of(path, error) from error
+    return _Translated(path)
 
 
 def _error_of(path: Path, error: sqlite3.Error) -> EngineError:

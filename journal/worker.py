@@ -39,6 +39,12 @@ class Worker(aiosqlite.Connection):
         self._tx.put_nowait((future, function))
         return future
 
+    def send(self, function: Callable[[], None]) -> None:
+        """Run a function in the thread that tells by itself when it has ended."""
+        if not self._running or self._connection is None:
+            raise RuntimeError("the worker is closed")
+        self._tx.put_nowait((None, function))
+
     def wanted(self) -> bool:
         """Whether more work waits for the thread."""
         return not self._tx.empty()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 from msgspec import Struct
 
+from journal import ahead
 from journal.abandonment import Cuts, abandoned_operation
 from journal.acceptance import (
     COMMITTED_ACTION,
@@ -26,7 +27,7 @@ from journal.acceptance import (
     judge,
 )
 from journal.admission import MEASURED_OVER, Door, Load
-from journal.concerning import by_entity, work_wanted
+from journal.concerning import by_entity
 from journal.control import Control, tip_of
 from journal.detection import Finding, Seen, Verdict
 from journal.entry import Entry
@@ -44,7 +45,7 @@ from journal.errors import (
     UnrewindError,
     WriterStopped,
 )
-from journal.handoff import catch_up, hand_off, journal_entries
+from journal.handoff import append_of, catch_up, hand_off, journal_entries
 from journal.holding import limits_of
 from journal.lifecycle import Owner, is_baseline
 from journal.log import Look, Moved, Row
@@ -86,16 +87,23 @@ async def turn(record: Record, operations: Sequence[Operation]) -> list[Answer]:
     Raises Recovering, JournalUnavailable or WriterStopped when nothing could be decided; a caller
     that gets one of these repeats the operation ID later and learns its fate.
     """
-    for _ in range(_ATTEMPTS):
-        with record.lock.held():
-            try:
-                return await decide(record, await make_ready(record), operations)
-            except FileChanged as error:
-                LOGGER.warning("%s; opening it anew", error)
-                await record.open_files()
-            except FenceFailed as error:
-                # Whoever stood still may have lost the lock meanwhile: the next try takes it anew.
-                LOGGER.warning("the store moved under a batch: %s", error)
+    ahead.ask(record, operations)
+    try:
+        for _ in range(_ATTEMPTS):
+            with record.lock.held():
+                if record.lock.waited:
+                    ahead.forget(record)
+                try:
+                    return await decide(record, await make_ready(record), operations)
+                except FileChanged as error:
+                    LOGGER.warning("%s; opening it anew", error)
+                    await record.open_files()
+                except FenceFailed as error:
+                    # Whoever stood still may have lost the lock meanwhile: the next try takes it.
+                    LOGGER.warning("the store moved under a batch: %s", error)
+                ahead.forget(record)
+    finally:
+        ahead.forget(record)
     raise JournalUnavailable("the store is being replaced or moved again and again")
 
 
@@ -106,9 +114,10 @@ async def make_ready(record: Record) -> Ready:
     Raises Recovering, after closing the tenant where the verdict asks for it, JournalUnavailable or
     WriterStopped.
     """
-    if record.stop.stands() and not record.recovering:
+    if not record.recovering and record.stop.stands():
         await lift(record)
-    check_door(record)
+        record.stop.check()
+    _check_writer(record)
     seen = await make_clean(record)
     if record.guarded:
         await record.open_for_writing()
@@ -130,6 +139,10 @@ def check_door(record: Record) -> None:
     """Raises Recovering while the tenant is stopped, WriterStopped once the writer is."""
     if not record.recovering:
         record.stop.check()
+    _check_writer(record)
+
+
+def _check_writer(record: Record) -> None:
     if record.poisoned is not None:
         raise WriterStopped(record.poisoned)
 
@@ -302,10 +315,8 @@ async def _view(record: Record, ready: Ready, operations: Sequence[Operation]) -
     with _journal_errors():
         rows = await log.operations([operation.operation for operation in operations])
         flawed = await log.flawed() if ready.look.flawed else {}
-    statement = tables.read_heads({operation.entity for operation in operations})
     try:
-        wanted = work_wanted(record.lifecycles, operations)
-        found, *others = await ready.store.read([statement, *wanted])
+        found, *others = await ready.store.read(ahead.questions(record, operations))
         heads = tables.heads_of(found)
         work = by_entity(operations, others) if others else {}
         if ready.store.database.tolerant:
@@ -336,15 +347,23 @@ def _known(row: Row, cuts: Cuts) -> Entry | UnrewindError:
 
 
 async def _commit(record: Record, ready: Ready, judged: Judged, claim: Claim | None) -> None:
+    """Commit in the store. What goes into the journal is got ready there meanwhile."""
     statements = batch_of(record, ready.marker, judged, ready.tip.sequence, claim)
+    log, done = record.journal(), False
+    if judged.decisions:
+        log.prepare(append_of([decision.entry for decision in judged.decisions]), ready.look)
     try:
         await ready.store.batch(statements)
+        done = True
     except (ConstraintFailed, FenceFailed, FileChanged):
         raise
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:
         raise JournalUnavailable(f"the store cannot be written: {error}") from error
+    finally:
+        if not done:
+            log.forget()
     record.saw()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -25,9 +26,10 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Bodies that may wait for the writer; a single request is taken whatever its size."""
 
 
-class _Waiting(Struct):
+class _Waiting(Struct, gc=False):
     operations: Sequence[Operation]
     answer: asyncio.Future[list[Answer]]
+    weight: int
 
 
 class Writer:
@@ -63,7 +65,7 @@ class Writer:
         if waiting and self._queued_bytes - self._taken_bytes + weight > MAX_WAITING_BYTES:
             raise Overloaded("too many bytes of bodies wait already", waiting=waiting)
         answer: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(operations, answer))
+        self._waiting.append(_Waiting(operations, answer, weight))
         self._queued += len(operations)
         self._queued_bytes += weight
         if not self._running:
@@ -73,14 +75,12 @@ class Writer:
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self._running = True
-        self._delivered = loop.create_future()
         try:
-            self._worker.submit(lambda: self._run(loop))
+            self._worker.send(partial(self._run, loop))
         except RuntimeError as error:
-            self._running = False
             ended = JournalUnavailable(f"the writer has ended: {error}")
             while taken := self._take():
-                self._deliver(taken, [], ended)
+                self._deliver(taken, [], ended, last=not self._waiting)
 
     # In the thread.
 
@@ -88,10 +88,12 @@ class Writer:
         """Run turns while operations wait and nobody else wants the thread.
 
         Whatever a turn raises, even what asks the process to end, is told to its callers: none is
-        left waiting, and the writer goes on.
+        left waiting, and the writer goes on. The loop is woken once a turn: each wake-up is a
+        system call there and here, and takes the interpreter lock from whoever has it.
         """
+        last = False
         try:
-            while taken := self._take():
+            while not last and (taken := self._take()):
                 operations = [operation for waiting in taken for operation in waiting.operations]
                 answers: list[Answer] = []
                 error: BaseException | None = None
@@ -99,11 +101,11 @@ class Writer:
                     answers = drive(turn(self._record, operations))
                 except BaseException as fault:  # noqa: BLE001 - see above
                     error = fault
-                loop.call_soon_threadsafe(self._deliver, taken, answers, error)
-                if self._worker.wanted():
-                    break
+                last = not self._waiting or self._worker.wanted()
+                loop.call_soon_threadsafe(self._deliver, taken, answers, error, last)
         finally:
-            loop.call_soon_threadsafe(self._rest)
+            if not last:
+                loop.call_soon_threadsafe(self._rest)
 
     def _take(self) -> list[_Waiting]:
         """The next batch: what waits, as far as the limits go."""
@@ -111,13 +113,13 @@ class Writer:
         taken: list[_Waiting] = []
         count = size = 0
         while self._waiting:
-            group = self._waiting[0].operations
-            weight = _weight(group)
-            if taken and (count + len(group) > limit or size + weight > MAX_BATCH_BYTES):
+            first = self._waiting[0]
+            more = len(first.operations)
+            if taken and (count + more > limit or size + first.weight > MAX_BATCH_BYTES):
                 break
             taken.append(self._waiting.popleft())
-            count += len(group)
-            size += weight
+            count += more
+            size += first.weight
         self._taken += count
         self._taken_bytes += size
         return taken
@@ -125,7 +127,11 @@ class Writer:
     # On the loop again.
 
     def _deliver(
-        self, taken: Sequence[_Waiting], answers: Sequence[Answer], error: BaseException | None
+        self,
+        taken: Sequence[_Waiting],
+        answers: Sequence[Answer],
+        error: BaseException | None,
+        last: bool,
     ) -> None:
         start = 0
         for waiting in taken:
@@ -137,8 +143,8 @@ class Writer:
                     waiting.answer.set_result([*answers[start:stop]])
             start = stop
         self._tell()
-        if self._running:
-            self._delivered = asyncio.get_running_loop().create_future()
+        if last:
+            self._rest()
 
     def _rest(self) -> None:
         self._running = False
@@ -161,11 +167,16 @@ class Writer:
 
     async def turned(self) -> None:
         """Wait until the batch that is under way, if one is, has been answered."""
-        if self._delivered is not None:
-            await asyncio.wait([self._delivered])
+        if not self._running:
+            return
+        if self._delivered is None:
+            self._delivered = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._delivered])
 
 
 def _weight(operations: Sequence[Operation]) -> int:
+    if len(operations) == 1:
+        return len(operations[0].body)
     return sum([len(operation.body) for operation in operations])
 
 

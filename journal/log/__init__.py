@@ -8,13 +8,14 @@ history, generation and stage in force, and every other writer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Protocol
 
 from msgspec import Struct, json
 
 from journal.acceptance import Place
 from journal.control import Abandoned, Authority
-from journal.entry import Entry, check_body, digest_of, read_envelope
+from journal.entry import Entry, check_body, read_envelope
 from journal.errors import EngineError, Invalid
 from journal.history import Flaw, Head, Link
 
@@ -71,21 +72,20 @@ class Row(Struct, frozen=True, gc=False):
 
     def entry(self) -> Entry:
         """The entry, checked against digest, columns and body. Raises Invalid on a mismatch."""
-        envelope = read_envelope(self.text)
-        if digest_of(self.text) != self.digest:
+        text, body = self.text, self.body
+        envelope = read_envelope(text)
+        if sha256(b"\0" + text).hexdigest() != self.digest:  # digest_of, without another call
             raise Invalid("the envelope does not hash to the stored digest")
-        stored = (self.sequence, self.history, self.entity, self.revision, self.operation)
-        sealed = (
-            envelope.sequence,
-            envelope.history,
-            envelope.entity,
-            envelope.revision,
-            envelope.operation,
-        )
-        if stored != sealed:
+        if (
+            self.sequence != envelope.sequence
+            or self.history != envelope.history
+            or self.entity != envelope.entity
+            or self.revision != envelope.revision
+            or self.operation != envelope.operation
+        ):
             raise Invalid("the indexed columns do not repeat the envelope")
-        check_body(envelope, self.body)
-        return Entry(envelope, self.text, self.body, self.digest)
+        check_body(envelope, body)
+        return Entry(envelope, text, body, self.digest)
 
     def head(self) -> JournalHead:
         """The entry as a head. Raises Invalid on a mismatch."""

@@ -10,7 +10,7 @@ import msgspec
 from journal.acceptance import Place
 from journal.control import Abandoned, Authority, Stage
 from journal.entry import read
-from journal.errors import Damaged
+from journal.errors import Damaged, Invalid
 from journal.history import Flaw, Head, Link, link_of
 from journal.log import (
     PAGE_BYTES,
@@ -29,11 +29,15 @@ from journal.log.writing import dropped_by, statements_of
 from journal.sql import Database, Result, Statement
 
 _COLUMNS = (
-    "position, stream, sequence, lower(hex(history)), entity, revision, operation,"
-    " lower(hex(digest)), CAST(envelope AS BLOB), body"  # a flipped bit may leave no text
+    "position, stream, sequence, history, entity, revision, operation,"
+    " digest, CAST(envelope AS BLOB), body"  # a flipped bit may leave no text
 )
-DROPPED = "EXISTS (SELECT 1 FROM dropped WHERE dropped.position = entries.position)"
-_LOOK = Statement(
+DROPPED = (
+    "CASE WHEN (SELECT EXISTS (SELECT 1 FROM dropped))"  # once a query, and mostly that is all
+    " THEN EXISTS (SELECT 1 FROM dropped WHERE dropped.position = entries.position)"
+    " ELSE false END"
+)
+LOOK = Statement(
     "SELECT coalesce((SELECT max(position) FROM entries), 0),"
     " a.history, a.generation, a.stage, a.first, a.digest,"
     " lower(hex(t.history)), t.sequence, lower(hex(t.digest)),"
@@ -65,9 +69,7 @@ ORDER BY named.entity
 
 def row_of(row: tuple[Any, ...]) -> Row:
     """A ``Row`` from the columns of ``_from``."""
-    position, stream, sequence, history, entity, revision, operation, digest, *rest = row
-    text, body, dropped = rest
-    return Row(
+    (
         position,
         stream,
         sequence,
@@ -76,14 +78,34 @@ def row_of(row: tuple[Any, ...]) -> Row:
         revision,
         operation,
         digest,
-        bytes(text),
-        body if isinstance(body, bytes) else str(body).encode(),  # damage may change its type
+        text,
+        body,
+        dropped,
+    ) = row
+    if not (type(history) is type(digest) is type(text) is type(body) is bytes):
+        history, digest, text, body = map(_as_bytes, (history, digest, text, body))
+    return Row(
+        position,
+        stream,
+        sequence,
+        history.hex(),
+        entity,
+        revision,
+        operation,
+        digest.hex(),
+        text,
+        body,
         bool(dropped),
     )
 
 
+def _as_bytes(value: Any) -> bytes:
+    """A value as its bytes, where damage changed its type."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 def look_of(rows: Result) -> Look:
-    """A ``Look`` from the row of ``_LOOK``."""
+    """A ``Look`` from the row of ``LOOK``."""
     (
         position,
         history,
@@ -157,17 +179,34 @@ class SqlLog:
                 break
         return rows
 
+    def ask_ahead(self, ids: Sequence[str]) -> bool:  # noqa: ARG002
+        """Send for the next ``look``, and for ``operations`` of these right after it.
+
+        Whether an answer is on its way: an engine that answers at once does nothing. Raises
+        nothing: who asks again finds out.
+        """
+        return False
+
+    def prepare(self, append: Append, expects: Look) -> None:
+        """Get an append as far as it goes without counting; ``append`` makes it count.
+
+        ``forget`` undoes it, and so does whatever else is asked of the log. Raises nothing.
+        """
+
+    def forget(self) -> None:
+        """Undo what was prepared, and want no answer to what was asked ahead."""
+
     async def look(self) -> Look:
         """See ``Log.look``."""
         self.database.check_identity()
-        return look_of(self.database.read([_LOOK])[0])
+        return self._look()
 
     async def append(self, append: Append, expects: Look) -> None:
         """See ``Log.append``."""
         self.database.check_identity()
         statements = statements_of(append, expects.position)
         with self.database.transaction():
-            found = look_of(self.database.read([_LOOK])[0])
+            found = self._look()
             if found != expects:
                 raise Moved(
                     f"the journal stands at position {found.position}, "
@@ -175,6 +214,14 @@ class SqlLog:
                 )
             for statement in statements:
                 self.database.run(statement)
+            self._wrote(append, expects)
+
+    def _wrote(self, append: Append, before: Look) -> None:
+        """Called at the end of an append, while nobody else can write."""
+
+    def _look(self) -> Look:
+        """Where the log stands, in the transaction that is open or in one of its own."""
+        return look_of(self.database.read([LOOK])[0])
 
     async def control(self) -> list[Row]:
         """See ``Log.control``."""
@@ -184,9 +231,16 @@ class SqlLog:
 
     async def operations(self, ids: Sequence[str]) -> list[Row]:
         """See ``Log.operations``."""
-        return self._rows(
+        self.database.check_identity()
+        return [row_of(row) for row in self.database.read([self._named(ids)])[0]]
+
+    def _named(self, ids: Sequence[str]) -> Statement:
+        """What asks for ``operations``."""
+        if len(ids) == 1:
+            return Statement(f"{self._from()} WHERE operation = ?", (ids[0],))
+        return Statement(
             f"{self._from()} WHERE operation IN (SELECT value FROM json_each(?))",
-            msgspec.json.encode(ids).decode(),
+            (msgspec.json.encode(ids).decode(),),
         )
 
     async def decisions(self, after: int, limit: int) -> list[Row]:
@@ -313,20 +367,7 @@ class SqlLog:
             *(() if entity is None else (entity,)),
             limit,
         )
-        return [
-            FlawRow(
-                name,
-                Flaw(flaw),
-                first,
-                last,
-                tuple(msgspec.json.decode(digests)),
-                through,
-                holds,
-                since,
-                detail,
-            )
-            for name, flaw, first, last, digests, through, holds, since, detail in rows
-        ]
+        return [_flaw_of(row) for row in rows]
 
     async def count_flaws(self) -> int:
         """See ``Log.count_flaws``."""
@@ -339,14 +380,17 @@ class SqlLog:
 
     async def rivals(self, entity: str) -> list[Rival]:
         """See ``Log.rivals``."""
-        return [
-            Rival(read(bytes(text), bytes(body)), stored, seen)
-            for text, body, stored, seen in self._query(
-                "SELECT CAST(envelope AS BLOB), body, stored, seen FROM rivals"
-                " WHERE entity = ? ORDER BY number",
-                entity,
-            )
-        ]
+        found: list[Rival] = []
+        for digest, text, body, stored, seen in self._query(
+            "SELECT digest, CAST(envelope AS BLOB), body, stored, seen FROM rivals"
+            " WHERE entity = ? ORDER BY number",
+            entity,
+        ):
+            try:
+                found.append(Rival(read(bytes(text), bytes(body)), stored, seen))
+            except Invalid as error:
+                raise Damaged(f"a rival kept of {entity}, {digest[:12]}: {error}") from None
+        return found
 
     async def feed(self, after: int, limit: int) -> list[Row]:
         """See ``Log.feed``."""
@@ -405,6 +449,16 @@ class SqlLog:
     async def close(self) -> None:
         """See ``Log.close``."""
         self.database.close()
+
+
+def _flaw_of(row: tuple[Any, ...]) -> FlawRow:
+    """A row of the index of flaws. Raises Damaged."""
+    entity, flaw, first, last, digests, through, holds, since, detail = row
+    try:
+        named = msgspec.json.decode(digests, type=tuple[str, ...])
+        return FlawRow(entity, Flaw(flaw), first, last, named, through, holds, since, detail)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Damaged(f"the journal's index of flaws is damaged at {entity}: {error}") from None
 
 
 def _chain_of(row: tuple[Any, ...]) -> EntityChain:

@@ -4,7 +4,8 @@ It is derived. Thrown away it is built again from the stream, so it need not be 
 power failure it may be behind, and is fed again. The copies of one machine's processes are one
 file, named by the data directory; whoever sees a newer message puts it in, in stream order, each
 message in the one transaction that also notes how far the copy is. A lock beside the file keeps
-writers apart, as SQLite before 3.51.3 needs; nobody waits for the network while holding it.
+writers apart, as SQLite before 3.51.3 needs; nobody who holds it waits for the network, but for a
+moment whoever puts in an append of its own while the servers take it.
 """
 
 from __future__ import annotations
@@ -169,10 +170,15 @@ class Copy:
     # Feeding.
 
     def feed(
-        self, created: str, messages: Sequence[tuple[int, bytes]], own: Own | None = None
+        self,
+        created: str,
+        messages: Sequence[tuple[int, bytes]],
+        own: Own | None = None,
+        taken: Callable[[], None] | None = None,
     ) -> None:
         """Put messages in, in stream order, all or none; those that are there are passed over.
 
+        ``taken`` returns when the stream is known to hold them; where it raises nothing is put in.
         Raises FileChanged when the copy is not of the stream made at ``created`` any more, Damaged
         when a message is missing.
         """
@@ -196,6 +202,8 @@ class Copy:
                 self.writer.run(
                     Statement("UPDATE fed SET sequence = ?, link = ?", (sequence, link))
                 )
+                if taken is not None:
+                    taken()
 
     def _judge(
         self, sequence: int, payload: bytes, link: bytes, waiting: int, own: Own | None

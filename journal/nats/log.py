@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ LARGEST_MESSAGE = 4 * 1024 * 1024
 _TELL_EVERY = 10.0
 _PAUSE = 0.2
 _ATTEMPTS = 5
+_MOMENT = 0.05
+"""Seconds for which the copy's lock is held while the servers take an append."""
 _CLASH = """
 WITH new (operation, entity, revision, stream, sequence, history) AS MATERIALIZED (
   SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5
@@ -96,6 +100,7 @@ class NatsLog(SqlLog):
         self._epoch = 0
         self._moment = (0, "")
         self._careful = False
+        self._asked: Future[bytes] | None = None
         try:
             info = self._found_or_make(create=create and not read_only)
             self.weaker = self._check(info)
@@ -302,10 +307,22 @@ class NatsLog(SqlLog):
 
     # The port.
 
+    def ask_ahead(self, ids: Sequence[str]) -> bool:  # noqa: ARG002 - the copy answers at once
+        """See ``SqlLog.ask_ahead``: where the stream stands is what has to be waited for."""
+        self._asked = self._stream.ask()
+        return True
+
+    def forget(self) -> None:
+        """See ``SqlLog.forget``."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.cancel()
+
     async def look(self) -> Look:
         """See ``Log.look``: as the stream's leader has it now."""
         self.database.check_identity()
-        info = self._stream.info()
+        asked, self._asked = self._asked, None
+        info = self._stream.info(asked)
         if info is None:
             info = _settled(self._stream, lambda found: found is not None)
         if info is None:
@@ -359,13 +376,20 @@ class NatsLog(SqlLog):
         payloads = list(cut(data, fed.link, self._largest()))
         sent = self._stream.send(payloads, fed.sequence)
         written = Written(statements_of(append, found.position), len(append.entries))
-        self._stream.taken(sent, fed.sequence)
-        if self._wire.epoch != self._epoch:
-            self._check_last(fed)  # servers that were put back meanwhile may have taken it
         last = fed.sequence + len(payloads)
-        self._copy.feed(
-            fed.created, list(enumerate(payloads, fed.sequence + 1)), Own(last, written)
-        )
+        messages, own = list(enumerate(payloads, fed.sequence + 1)), Own(last, written)
+
+        def wait(seconds: float | None = None) -> None:
+            self._stream.taken(sent, fed.sequence, seconds)
+            if self._wire.epoch != self._epoch:
+                self._check_last(fed)  # servers that were put back meanwhile may have taken it
+
+        try:
+            # The copy takes it while the servers do, and keeps it once they have.
+            self._copy.feed(fed.created, messages, own, lambda: wait(_MOMENT))
+        except Late:
+            wait()  # without the copy's lock
+            self._copy.feed(fed.created, messages, own)
         self._judged(last)
 
     def _judged(self, sequence: int) -> None:

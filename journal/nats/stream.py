@@ -150,13 +150,17 @@ class Stream:
         self.subject = f"unrewind.{tenant}"
         self.label = f"{wire.address.label} stream {self.name}"
 
-    def info(self) -> Info | None:
-        """Where it stands; None: there is no such stream.
+    def ask(self) -> Future[bytes]:
+        """Ask where it stands, and go on; ``info`` waits for the answer."""
+        return self.wire.ask(f"$JS.API.STREAM.INFO.{self.name}")
+
+    def info(self, asked: Future[bytes] | None = None) -> Info | None:
+        """Where it stands, or stood since it was ``asked``; None: there is no such stream.
 
         Raises Unreachable also while the leader does not hear from a majority of the copies: it
         may have been replaced without knowing.
         """
-        told = self.wire.request(f"$JS.API.STREAM.INFO.{self.name}")
+        told = self.wire.answered(asked or self.ask())
         fault = _decode_fault(told).error
         if fault is not None:
             if fault.err_code == _NO_STREAM:
@@ -249,13 +253,13 @@ class Stream:
             ],
         )
 
-    def taken(self, sent: Future[list[bytes]], expects: int) -> None:
+    def taken(self, sent: Future[list[bytes]], expects: int, seconds: float | None = None) -> None:
         """Wait until a majority of the copies has what was sent.
 
         Raises Moved when the stream goes on otherwise, Unreachable when it is unknown what of it
-        was taken.
+        was taken, Late where it is still on its way after these ``seconds``.
         """
-        answers = self.wire.answered(sent)
+        answers = sent.result(seconds) if seconds is not None else self.wire.answered(sent)
         for number, told in enumerate(answers, expects + 1):
             acked = _decode_acked(told)
             if acked.error is not None:

@@ -277,7 +277,13 @@ class Wire:
         self, subject: str, payload: bytes = b"", *, seconds: float = ANSWER_SECONDS
     ) -> bytes:
         """One request, one answer."""
-        return self.answered(self._start(self._request(subject, payload, None, seconds)))
+        return self.answered(self.ask(subject, payload, seconds=seconds))
+
+    def ask(
+        self, subject: str, payload: bytes = b"", *, seconds: float = ANSWER_SECONDS
+    ) -> Future[bytes]:
+        """Send a request; ``answered`` waits for the answer."""
+        return self._start(self._request(subject, payload, None, seconds))
 
     def publish(
         self, subject: str, messages: Sequence[tuple[Mapping[str, str], bytes]]

@@ -127,9 +127,12 @@ class Wire:
         self._fresh: list[str] = []
         self._count = 0
         self._unreplicated: str | None = None
+        self._ended: str | None = None
         self.connection.add_notice_handler(self._hear)
 
     def _hear(self, notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "FATAL":
+            self._ended = notice.message_primary
         if notice.source_function == _WAITED:
             self._unreplicated = f"{notice.message_primary}: {notice.message_detail}"
 
@@ -194,11 +197,13 @@ class Wire:
     def check(self) -> None:
         """Raises Unreachable where the server is known to have ended the connection."""
         with self._whole():
-            # Its last words may come first, and the end of the connection after them.
             for _ in range(_LAST_WORDS):
+                self._pg.is_busy()  # which hears what was said
                 if not self._poll.poll(0):
-                    return
+                    break
                 self._pg.consume_input()
+            if self._ended is not None:
+                raise psycopg.OperationalError(self._ended)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

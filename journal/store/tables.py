@@ -138,10 +138,16 @@ def read_heads(entities: Iterable[str]) -> Statement:
 
     One row matters in a threaded process: SQLite's driver gives up the interpreter lock for each.
     """
+    named = sorted(entities)
+    if len(named) == 1:
+        return Statement(
+            f"SELECT json_group_array({_HEAD_ARRAY}) FROM unrewind_entities WHERE entity = ?",
+            (named[0],),
+        )
     return Statement(
         f"SELECT json_group_array({_HEAD_ARRAY}) FROM unrewind_entities"
         " WHERE entity IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(sorted(entities)).decode(),),
+        (msgspec.json.encode(named).decode(),),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +48,7 @@ from tests.reconstruct.towns import Town
 from tests.soak.processes import LONG
 from tests.support.derived import derived, differences, miscounted, stored
 from tests.support.faults import fail_log, fail_store
+from tests.support.proof import record
 from tests.support.releases import lane_settings
 from tests.support.tenants import operation
 from tests.support.whole import _Journal
@@ -473,13 +475,23 @@ class Asked(Releases):
             self.receipts.add(identity)
 
 
+EXAMPLES, STEPS = (400, 40) if LONG else (12, 30)
 LIMITS = hypothesis.settings(
-    max_examples=400 if LONG else 12,
-    stateful_step_count=40 if LONG else 30,
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
     derandomize=not LONG,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def proof() -> Iterator[None]:
+    yield
+    if LONG:
+        command = "UNREWIND_SOAK=1 python -m pytest -m soak tests/journal/test_release_machine.py"
+        record("machine-releases", command, scope=3 * EXAMPLES, steps=STEPS)
+
 
 TestReleases = Releases.TestCase
 TestReleases.settings = LIMITS

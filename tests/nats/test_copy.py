@@ -125,15 +125,23 @@ look = drive(log.look())
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-if where == "before it is applied":
-    Copy.feed = die
-elif where == "while it is applied":
-    Copy._apply = die
+send, taken = Stream.send, Stream.taken
+
+def slow(self, sent, expects, seconds=None):
+    # The copy takes it once more when they have.
+    if seconds is not None:
+        raise TimeoutError
+    taken(self, sent, expects)
+    setattr(Copy, "feed" if where == "before it is applied" else "_apply", die)
+
+if where == "before it is kept":
+    Stream.taken = lambda *args: (taken(*args), die())
+elif where.endswith("it is applied"):
+    Stream.taken = slow
 else:
     import journal.nats.log as module
-    send = Stream.send
     module.cut = lambda data, link, size, cut=module.cut: cut(data, link, 1300)
-    Stream.taken, taken = die, Stream.taken
+    Stream.taken = die
     Stream.send = lambda self, payloads, expects: taken(
         self, send(self, payloads[: len(payloads) - int(body)], expects), expects
     )
@@ -162,7 +170,9 @@ def killed(journal: Journal, where: str, *, left: int = 0) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("where", ["before it is applied", "while it is applied"])
+@pytest.mark.parametrize(
+    "where", ["before it is applied", "while it is applied", "before it is kept"]
+)
 async def test_p1_killed_after_the_stream_took_an_append_the_next_look_finds_it(
     journal: Journal, where: str
 ) -> None:

@@ -303,17 +303,18 @@ def between(
             real(record, operations)
             return
         now = once.pop()
-        assert record.store is not None
-        assert record.log is not None
+        store, log = record.store, record.log
+        assert isinstance(store, PostgresStore)
+        assert isinstance(log, PostgresLog)
         statements = ahead.questions(record, operations)
-        ids = [each.operation for each in operations]
 
         def ask_store() -> None:
-            record.store.ask_ahead([tables.READ_MARKER, *statements], idle=True)  # type: ignore[union-attr]
-            record.store._answers = record.store.database.answers()  # type: ignore[union-attr,attr-defined]
+            store.ask_ahead([tables.READ_MARKER, *statements], idle=True)
+            until("the store has answered", lambda: _has_answered(store))
 
         def ask_log() -> None:
-            record.log.ask_ahead(ids)  # type: ignore[union-attr]
+            log.ask_ahead([each.operation for each in operations])
+            until("the journal has answered", lambda: _has_answered(log))
 
         first, second = (ask_store, ask_log) if store_first else (ask_log, ask_store)
         first()
@@ -420,3 +421,7 @@ def _end_session(port: Any) -> None:
     pid = port.database._wire.connection.info.backend_pid
     with psycopg.connect(port.database.where.conninfo, autocommit=True) as client:
         client.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+
+def _has_answered(port: Any) -> bool:
+    return bool(port.database._wire._poll.poll(0))
