@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Seeds of `make simulate`, and the first of them.
+SEEDS ?= 100
+START ?= 1
 # Settings of `make serve`: unrewind.toml where there is one, else those of the examples.
 CONFIG ?= $(or $(wildcard unrewind.toml),examples/unrewind.toml)
 # Without bytecode every process that a test starts would compile the packages anew.
@@ -37,7 +40,7 @@ COMPILE := $(LOCK_ENV) $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate
 ENGINES := --extra postgres --extra nats
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-engines lint format bench soak load report lock clean
+.PHONY: help setup serve test test-engines lint format bench soak simulate load report lock clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -77,6 +80,9 @@ bench: setup ## measure side by side with peers; flags in ARGS
 
 soak: setup ## run the long rounds; pytest flags in ARGS
 	@UNREWIND_SOAK=1 $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest -m soak --capture=no -o faulthandler_timeout=0 $(ARGS)
+
+simulate: setup ## deterministic simulation: SEEDS=100 of them from START=1 on; flags in ARGS
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(START) $(ARGS)
 
 load: setup ## a service under load and overload, for MINUTES=10
 	@UNREWIND_SOAK=1 MINUTES=$(MINUTES) $(call bounded,$(SOAK_SECONDS)) $(BIN)/python -m pytest tests/load -m soak --capture=no -o faulthandler_timeout=0 $(ARGS)

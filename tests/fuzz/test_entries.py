@@ -106,6 +106,7 @@ def test_a_depth_that_nobody_can_follow_is_refused(shape: bytes) -> None:
         FIRST.text.replace(b"somebody", b"\\ud800"),
         FIRST.text.replace(b"somebody", b"\xed\xa0\x80"),
         FIRST.text.replace(b"somebody", b"some\\u0062ody"),
+        FIRST.text[:-1] + b',"\\n\\u2028x":1}',
         FIRST.text + b" ",
         b"\xef\xbb\xbf" + FIRST.text,
         FIRST.text + FIRST.text,

@@ -15,6 +15,8 @@ _MIB = 1024
 MORE = 0.05
 """The share by which memory may always grow from when a process is warm to the end."""
 _STEADY = 1.02
+_EACH_ONCE = 75.0
+"""Seconds after which each job of the schedule has run, where a run is twice as long."""
 
 
 class Sample(Struct, frozen=True):
@@ -62,9 +64,10 @@ class Watch:
         Page caches fill as the data grow. Half of the time is the most that is given to it.
         """
         memory = [each.memory for each in self.samples]
-        part = max(1, len(memory) // 8)
-        at = part
-        while at < len(memory) // 2 and memory[at + part] > memory[at] * _STEADY:
+        part, half = max(1, len(memory) // 8), len(memory) // 2
+        since = [each.at - self.samples[0].at for each in self.samples]
+        at = min(half, max(part, sum(each < _EACH_ONCE for each in since)))
+        while at < half and memory[at + part] > memory[at] * _STEADY:
             at += 1
         return at
 
@@ -85,8 +88,8 @@ class Watch:
         told["memory_growth"] = round(told["memory_late"] / told["memory_early"] - 1, 4)
         return told
 
-    def check(self, slack: float) -> dict[str, float]:
-        """The figures; fails where anything has grown: memory by more than ``slack``, in MiB."""
+    def check(self, slack: float) -> None:
+        """Fails where anything has grown: memory by more than ``slack``, in MiB."""
         told = self.figures()
         most = max(told["memory_early"] * (1 + MORE), told["memory_early"] + slack)
         assert told["memory_late"] <= most, f"memory grows: {told}"
@@ -94,7 +97,6 @@ class Watch:
         for name, more in (("handles", 16), ("threads", 2)):
             peak = max(getattr(each, name) for each in early)
             assert max(getattr(each, name) for each in late) <= peak + more, f"{name}: {told}"
-        return told
 
 
 class Times:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,26 @@ from reconstruct import verification
 from tests.reconstruct.cuts import apply, cut, gaps, reopen
 from tests.reconstruct.scenes import Scene
 from tests.soak.processes import LONG
+from tests.support.proof import record
 from tests.support.sealing import Caller
 from tests.support.tenants import make_settings
 
 if LONG:
     pytestmark = pytest.mark.soak
 
+EXAMPLES, STEPS = (300, 40) if LONG else (8, 25)
 ENTITIES = ("contract/1", "contract/2")
 CASES = ("case/1", "case/2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def proof() -> Iterator[None]:
+    yield
+    if LONG:
+        command = (
+            "UNREWIND_SOAK=1 python -m pytest -m soak tests/reconstruct/test_history_machine.py"
+        )
+        record("machine-histories", command, scope=EXAMPLES, steps=STEPS)
 
 
 class Told:
@@ -194,10 +207,12 @@ class Histories(RuleBasedStateMachine):
         self.caller = Caller(force.history, force.generation)
         for entity, told in self.told.items():
             if abandon and not told.complete:
+                # The rivals are dropped, so what is stored stands as far as it goes.
+                told.disputed = set()
+                told.settle()
                 assert cut(self.scene, entity).through == told.boundary
                 told.dropped += told.chain[told.boundary :]
                 told.stored = set(range(1, told.boundary + 1))
-                told.disputed = set()
             # What nothing stored names is sealed anew, from the newest that is there.
             told.chain = told.chain[: told.newest]
             if told.chain:
@@ -240,8 +255,8 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis.settings(
-    max_examples=300 if LONG else 8,
-    stateful_step_count=40 if LONG else 25,
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
     derandomize=not LONG,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -43,23 +44,28 @@ def main() -> int:
                 break
         if failed and not arguments.long:
             events, best = shorten(failed[0], folder, arguments.mutant)
-            print(f"\nseed {failed[0].seed}, shortened to {len(events)} events:")
-            print(*(f"  {event}" for event in events), sep="\n")
+            _say(f"\nseed {failed[0].seed}, shortened to {len(events)} events:")
+            _say(*(f"  {event}" for event in events))
             _tell(best, arguments.trace or _TAIL)
     counts = total(every)
     if arguments.counts:
         for name, number in sorted(counts.items()):
-            print(f"{number:9d}  {name}")
+            _say(f"{number:9d}  {name}")
+    if arguments.json:
+        _say(json.dumps(dict(sorted(counts.items()))))
+        return 1 if failed else 0
     if arguments.hashes:
-        print(*(f"{one.seed} {one.digest}" for one in sorted(every, key=_seed)), sep="\n")
+        _say(*(f"{one.seed} {one.digest}" for one in sorted(every, key=_seed)))
     seconds = time.monotonic() - began
-    print(
-        f"{len(every)} seeds, {len(failed)} broken, {counts['steps']} steps, {seconds:.0f} s",
-        flush=True,
-    )
+    _say(f"{len(every)} seeds, {len(failed)} broken, {counts['steps']} steps, {seconds:.0f} s")
     if not failed and arguments.mutant is None:
         _record(arguments.seeds, arguments.start, counts)
     return 1 if failed else 0
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _seed(played: Played) -> int:
@@ -76,21 +82,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trace", type=int, default=0, help="lines of the trace to show")
     parser.add_argument("--long", action="store_true", help="do not shorten what breaks")
     parser.add_argument("--counts", action="store_true", help="what happened, all seeds together")
+    parser.add_argument("--json", action="store_true", help="the same, as JSON, and no summary")
     parser.add_argument("--hashes", action="store_true", help="a hash of each seed's whole trace")
     return parser.parse_args()
 
 
 def _progress(done: int, of: int, broken: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done}/{of} seeds, {broken} broken ", end="", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r{done}/{of} seeds, {broken} broken ")
 
 
 def _tell(played: Played, lines: int) -> None:
-    print(f"\nseed {played.seed}, step {played.step}, {played.at:.3f} s: {played.promise}")
-    print(f"  {played.detail}")
+    _say(f"\nseed {played.seed}, step {played.step}, {played.at:.3f} s: {played.promise}")
+    _say(f"  {played.detail}")
     for line in played.trace[-lines:] if lines else ():
-        print(f"  {line}")
-    print(f"  again: make simulate SEEDS=1 START={played.seed}", flush=True)
+        _say(f"  {line}")
+    _say(f"  again: make simulate SEEDS=1 START={played.seed}")
 
 
 def _record(seeds: int, start: int, counts: dict[str, int]) -> None:

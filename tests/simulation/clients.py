@@ -119,7 +119,7 @@ class Clients:
         except UnrewindError as error:
             for wish in wishes:
                 self.hear(wish, error)
-            self.world.note("send", ids=[w.id for w in wishes], error=type(error).__name__)
+            self.world.note("send", ids=[w.id for w in wishes], error=repr(error)[:150])
             return
         said = [getattr(answer, "outcome", type(answer).__name__) for answer in answers]
         self.world.note("send", ids=[wish.id for wish in wishes], said=said)
@@ -140,7 +140,9 @@ class Clients:
             if wish.id in self.told:
                 return
             self.send([wish])
-            machine.hub().sleep(2.0)
+            if wish.id not in self.told:
+                self.world.operator.tend()
+                machine.hub().sleep(2.0)
 
     def reuse(self, wish: Wish) -> None:
         """Use the ID of an operation for something different: it has to be refused."""

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from journal.sql import Stamp
 from tests.simulation import machine
+from tests.simulation.hub import Process
 
 _BUSY_SECONDS = 5.0
 _BUSY_PAUSE = 0.02
@@ -49,16 +50,20 @@ class Connection(sqlite3.Connection):
     path: str
     role: str
     inode: int
-    held: machine.Process | None
+    held: Process | None
 
-    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:  # type: ignore[override]
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
         """See ``sqlite3.Connection.execute``."""
         machine.hub().pause()
         for ports in _ports:
             ports.before(self, sql)
         found = self._patiently(sql, parameters)
-        for ports in _ports:
-            ports.after(self, sql, parameters)
+        try:
+            for ports in _ports:
+                ports.after(self, sql, parameters)
+        except sqlite3.Error:
+            found.close()  # as the driver does when a statement fails
+            raise
         if sql == "COMMIT":
             machine.bump(f"{self.path}-wal")
         return found
@@ -76,7 +81,7 @@ class Connection(sqlite3.Connection):
                     raise
                 hub.sleep(_BUSY_PAUSE)
 
-    def executescript(self, script: str) -> sqlite3.Cursor:  # type: ignore[override]
+    def executescript(self, script: str) -> sqlite3.Cursor:
         """See ``sqlite3.Connection.executescript``: one step."""
         machine.hub().pause()
         return super().executescript(script)
@@ -93,6 +98,9 @@ class Connection(sqlite3.Connection):
         wal = f"{self.path}-wal"
         waits = os.path.exists(wal) and os.path.getsize(wal) > 0  # noqa: PTH110, PTH202 - hot
         with suppress(sqlite3.Error):
+            if self.in_transaction:
+                # A cursor that a killed fiber had keeps the connection from closing for good.
+                super().execute("ROLLBACK")
             super().close()
         if waits and not os.path.exists(wal):  # noqa: PTH110 - hot
             machine.bump(self.path)

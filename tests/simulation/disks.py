@@ -6,7 +6,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -31,7 +31,7 @@ class Copy(Struct):
     at: float
 
 
-def read(path: Path, sql: str) -> list[tuple[object, ...]]:
+def read(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """Rows of a database, by a connection that is no part of the world."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         return database.execute(sql).fetchall()
@@ -91,6 +91,7 @@ class Disks:
         """
         if how in {"emptied", "gone"}:
             self._remove(how)
+            self.reckon()
             return True
         copies = self.copies["store"]
         chosen = self.newest if how == "forward" else None
@@ -109,7 +110,12 @@ class Disks:
         else:
             self._put(chosen.file, self.store, sides=how != "under")
         self._note(chosen, how)
+        self.reckon()
         return True
+
+    def reckon(self) -> None:
+        """While the journal is an older one, what the store does not hold either is gone."""
+        self.world.mirror.reckon(self._stored([])[0])
 
     def _remove(self, how: str) -> None:
         self.newest = self.copy("store") or self.newest
@@ -166,14 +172,14 @@ class Disks:
         except sqlite3.Error:
             return set(), False
         last = max((line.sequence or 0 for line in lines if line.stream == "decisions"), default=0)
-        return {str(digest) for digest, _ in rows}, bool(handed and int(str(handed[0][0])) > last)
+        return {str(digest) for digest, _ in rows}, bool(handed and handed[0][0] > last)
 
     def _witnessed(self) -> int:
         """How many entries the witness saw."""
         path = self.world.settings.witness_file
         return int(json.loads(path.read_bytes())["position"]) if path.exists() else 0
 
-    def _authority(self) -> tuple[object, ...]:
+    def _authority(self) -> tuple[Any, ...]:
         return read(self.journal, AUTHORITY)[0]
 
     def look(self) -> None:

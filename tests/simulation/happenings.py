@@ -25,7 +25,7 @@ def send(world: World, facts: Facts) -> None:
     wishes = [msgspec.convert(wish, Wish) for wish in facts["wishes"]]
     world.clients.send(wishes, cancel=facts.get("cancel"))
     for wish in wishes:
-        if wish.id not in world.clients.told and world.delay(1.0) < 0.5:  # noqa: PLR2004
+        if wish.id not in world.clients.told and world.delay(1.0) < 0.5:
             world.hub.sleep(world.delay(20.0))
             world.clients.send([wish])
 
@@ -75,6 +75,7 @@ def rewind(world: World, facts: Facts) -> None:
     """The store is put back, under whoever uses it."""
     if world.disks.rewind(facts["how"], facts["depth"]):
         world.count(f"rewind:{facts['how']}")
+        world.clients.forget(world.mirror.gone)
 
 
 def fault(world: World, facts: Facts) -> None:
@@ -115,6 +116,12 @@ def slow(world: World, facts: Facts) -> None:
 def snapshot(world: World, _facts: Facts) -> None:
     """The operator takes a snapshot."""
     world.operator.snapshot()
+
+
+def restore(world: World, _facts: Facts) -> None:
+    """The operator puts a snapshot back, and tells nobody."""
+    if not world.mirror.rolled_back:
+        world.operator.put_back()
 
 
 def clock(world: World, facts: Facts) -> None:
@@ -187,8 +194,13 @@ def token(world: World, facts: Facts) -> None:
         world.count("tokens revoked")
     except UnrewindError:
         return
+    frozen = world.counts["freeze"]
+    # Another process knows of it once it has looked, which it does every so often.
+    world.hub.sleep(3 * world.settings.handoff_every)
     for _ in range(3):
         world.hub.sleep(facts["seconds"])
+        if world.counts["freeze"] != frozen:
+            return
         try:
             world.service().ask(present, check)
         except UnrewindError:
@@ -198,7 +210,25 @@ def token(world: World, facts: Facts) -> None:
 HAPPENS: Mapping[str, Callable[[World, Facts], None]] = {
     function.__name__: function
     for function in (
-        send, repeat, reuse, read, work, sealed, copy, rewind, fault, kill, freeze, restart, away,
-        slow, snapshot, clock, pause, token, lose,
-    )  # fmt: skip
+        send,
+        repeat,
+        reuse,
+        read,
+        work,
+        sealed,
+        copy,
+        rewind,
+        fault,
+        kill,
+        freeze,
+        restart,
+        away,
+        slow,
+        snapshot,
+        restore,
+        clock,
+        pause,
+        token,
+        lose,
+    )
 }

@@ -1,8 +1,8 @@
 """The hub: everything that runs in the simulated world, one fiber at a time, on a virtual clock.
 
-A *fiber* is a greenlet that stands for a thread. Synchronous code suspends wherever it calls a port,
-takes a lock or sleeps, and the hub goes on with any other one, chosen by the seed. Time moves only
-while nothing can run. A *machine process* owns fibers, connections and handles: killed, it is never
+A *fiber* is a greenlet that stands for a thread. Synchronous code suspends wherever it calls a
+port, takes a lock or sleeps, and the hub goes on with any other one, chosen by the seed. Time moves
+only while nothing can run. A *process* owns fibers, connections and handles: killed, it is never
 resumed, not even to clean up, and what it held is let go of as a kernel would.
 """
 
@@ -17,7 +17,7 @@ from itertools import count
 from random import Random
 from typing import Any, Protocol
 
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 _EVERY = 24
 """Points at which a fiber may be left, on the average, between two where it is."""
@@ -171,7 +171,7 @@ class Hub:
         if self._left > 0 or self.current is None:
             return
         self._left = self.random.randrange(1, 2 * _EVERY)
-        if self.random.random() < 0.3:  # noqa: PLR2004 - some calls are slow
+        if self.random.random() < 0.3:
             self.sleep(self.random.random() * _LATENCY)
         elif self._ready:
             self._ready.append(self.current)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.opening import ask
 from journal import Acceptance
@@ -28,12 +28,15 @@ _OPEN = (
 _HEADS = "SELECT entity, revision, lower(hex(digest)), data FROM unrewind_entities ORDER BY entity"
 _ROUNDS = 80
 _PATIENCE = 30.0
+_SOON = 10
 
 
 def state(world: World) -> None:
     """The store's rows are those of the journal's decisions, no more and no less (P2, P11)."""
-    stored = {entity: (revision, digest) for entity, revision, digest, _ in
-              read(world.settings.store_file, _HEADS)}  # fmt: skip
+    stored = {
+        entity: (revision, digest)
+        for entity, revision, digest, _ in read(world.settings.store_file, _HEADS)
+    }
     wanted = {
         entity: (lines[-1].revision, lines[-1].digest)
         for entity, lines in world.mirror.entities.items()
@@ -49,15 +52,7 @@ def state(world: World) -> None:
 
 def come_to_rest(world: World) -> None:
     """Recovery ends, every caller gets an answer, every lane drains. Raises Broken."""
-    hub = machine.hub()
-    for _ in range(_ROUNDS):
-        found = world.operator.look()
-        if found is not None and found.stage == Stage.OPEN and found.stopped is None:
-            break
-        world.operator.tend()
-        hub.sleep(_PATIENCE / 3)
-    else:
-        raise Broken("liveness", f"the tenant stays closed: {world.operator.last}")
+    _recovered(world)
     for resume in world.paused:
         resume()
     for wish in [*world.clients.open.values()]:
@@ -65,8 +60,25 @@ def come_to_rest(world: World) -> None:
         if wish.id not in world.clients.told:
             raise Broken("liveness", f"{wish.id} gets no answer")
     _acknowledged_are_known(world)
-    left: list[tuple[object, ...]] = []
-    for round_ in range(_ROUNDS):
+    for row in _drained(world):
+        if row[2] not in {"dead", "unknown"} or not row[4]:
+            raise Broken("liveness", f"work never ends: {row}")
+
+
+def _recovered(world: World) -> None:
+    for _ in range(_ROUNDS):
+        found = world.operator.look()
+        if found is not None and found.stage == Stage.OPEN and found.stopped is None:
+            return
+        world.operator.tend()
+        world.hub.sleep(_PATIENCE / 3)
+    raise Broken("liveness", f"the tenant stays closed: {world.operator.last}")
+
+
+def _drained(world: World) -> list[tuple[Any, ...]]:
+    """Have workers and the operator do what there is to do; what does not come to its end."""
+    left: list[tuple[Any, ...]] = []
+    for number in range(_ROUNDS):
         left = read(world.settings.store_file, _OPEN)
         world.note("left", rows=left)
         if not left:
@@ -74,13 +86,9 @@ def come_to_rest(world: World) -> None:
         for lane in (*PULLED, INSIDE):
             if any(row[1] == lane for row in left):
                 world.workers.pull(lane, "worker-0", 8, again=False)
-        if any(row[2] in {"unknown", "dead"} for row in left):
-            world.operator._settle()
         world.operator.tend()
-        hub.sleep(_PATIENCE if round_ < 10 else 4 * _PATIENCE)  # noqa: PLR2004 - most need none
-    for row in left:
-        if row[2] not in {"dead", "unknown"} or not row[4]:
-            raise Broken("liveness", f"work never ends: {row}")
+        world.hub.sleep(_PATIENCE if number < _SOON else 4 * _PATIENCE)
+    return left
 
 
 def _acknowledged_are_known(world: World) -> None:
@@ -121,8 +129,9 @@ def _fates(world: World) -> None:
     """Every accepted operation has one of four ends, or an owner and a deadline (P12)."""
 
     async def read_all(record: Record) -> list[object]:
-        named = [name for name, answer in world.clients.told.items()
-                 if isinstance(answer, Acceptance)]  # fmt: skip
+        named = [
+            name for name, answer in world.clients.told.items() if isinstance(answer, Acceptance)
+        ]
         rows = await record.journal().operations(named)
         return [*(await accounts_of(record, rows))]
 

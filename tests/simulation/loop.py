@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop that waits by letting other fibers run. It belongs to the fiber that runs it."""
+    """An event loop that waits by letting other fibers run; it belongs to the one that runs it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._fiber: Fiber | None = None
         self._selector = self
         self._tasks: list[asyncio.Task[Any]] = []
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(lambda _loop, _context: None)
 
     def time(self) -> float:
@@ -40,10 +40,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any]
     ) -> asyncio.Task[Any]:
-        task = asyncio.Task(work, loop=loop)  # type: ignore[arg-type]
+        task = asyncio.Task(work, loop=loop)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.append(task)  # the loop alone does not keep what waits
-        if len(self._tasks) > 64:  # noqa: PLR2004 - now and then
+        if len(self._tasks) > 64:
             self._tasks = [task for task in self._tasks if not task.done()]
         return task
 
@@ -128,5 +128,5 @@ class FiberWorker(Worker):
     def __init__(self) -> None:
         super().__init__()
         self._tx = _Queue()  # type: ignore[assignment]
-        run = partial(_connection_worker_thread, self._tx)  # type: ignore[arg-type]
+        run = partial(_connection_worker_thread, self._tx)
         self._thread = machine.Thread(run, "worker")  # type: ignore[assignment]

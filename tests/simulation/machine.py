@@ -1,7 +1,7 @@
-"""The machine that the code runs on: its clocks, processes, files and chance, as modules see them.
+"""The machine that the code runs on: clocks, processes, files and chance, as modules see them.
 
-``install`` puts these in the place of `time`, `os`, `threading`, `secrets` and so on, in the modules
-that use them. They do as they always do while no world runs.
+``install`` puts these in the place of `time`, `os`, `threading`, `secrets` and so on, in the
+modules that use them. They do as they always do while no world runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -32,20 +32,43 @@ from tests.simulation.hub import Fiber, Hub, Process
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 _SLEEPING = (
-    "journal.locks", "journal.witness", "journal.leading", "reconstruct.verification",
-    "reconstruct.leaving", "api.opening", "api.carrier", "api.heart", "api.reconciling",
+    "journal.locks",
+    "journal.witness",
+    "journal.leading",
+    "reconstruct.verification",
+    "reconstruct.leaving",
+    "api.opening",
+    "api.carrier",
+    "api.heart",
+    "api.reconciling",
     "api.watching",
-)  # fmt: skip
+)
 _HANDLING = (
-    "journal.agreement", "journal.asking", "journal.files", "journal.leading", "journal.locks",
-    "journal.sqlite", "journal.sweeping", "journal.witness", "reconstruct.copying",
-    "reconstruct.evidence", "reconstruct.fencing", "reconstruct.snapshots",
-)  # fmt: skip
-_STAMPING = (
-    "journal.sqlite", "journal.places", "reconstruct.exhibits", "reconstruct.served",
+    "journal.agreement",
+    "journal.asking",
+    "journal.files",
+    "journal.leading",
+    "journal.locks",
+    "journal.sqlite",
+    "journal.sweeping",
+    "journal.witness",
+    "reconstruct.copying",
+    "reconstruct.evidence",
+    "reconstruct.fencing",
     "reconstruct.snapshots",
-)  # fmt: skip
+)
+_LOCKING = ("journal.record", "reconstruct.beginning", "reconstruct.snapshots")
+_STAMPING = (
+    "journal.sqlite",
+    "journal.places",
+    "reconstruct.exhibits",
+    "reconstruct.served",
+    "reconstruct.snapshots",
+)
 _CHOOSING = ("journal.clock", "journal.leading", "journal.tokens", "api.carrier")
+
+
+_UNWANTED = ("trusted_schema", "synchronous", "cache_size")
 
 
 class Machine:
@@ -57,6 +80,8 @@ class Machine:
         self.database_skew = 0.0
         self.chance = Random(f"{seed}/chance")
         self.versions: dict[str, int] = {}
+        self.lock: Callable[[Any], Any] | None = None
+        """Makes turn locks, where they are not the file system's."""
         self.connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 
     def wall(self) -> datetime:
@@ -196,7 +221,7 @@ class Condition:
     def __init__(self) -> None:
         self._waiting: list[Fiber] = []
 
-    def __enter__(self) -> Condition:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +265,7 @@ def _token_urlsafe(size: int) -> str:
 
 
 def _chance() -> float:
-    return random.random() if _present is None else machine().chance.random()  # noqa: S311
+    return random.random() if _present is None else machine().chance.random()
 
 
 # SQLite.
@@ -262,17 +287,23 @@ def _set(names: tuple[str, ...], attribute: str, module: ModuleType, **replaced:
         setattr(importlib.import_module(name), attribute, overlay)
 
 
-def install(
-    worker: type, stamp_of: Callable[[Path], Any], schedule: type, transport: type
-) -> None:
+def install(worker: type, stamp_of: Callable[[Path], Any], schedule: type, transport: type) -> None:
     """Put all this in the modules' way; once in a process."""
     real = sqlite.stamp_of
 
     def stamp(path: Path) -> Any:
         return real(path) if _present is None else stamp_of(path)
 
+    locks = importlib.import_module("journal.places").lock_of
+
+    def lock_of(settings: Any) -> Any:
+        made = None if _present is None else _present.lock
+        return locks(settings) if made is None else made(settings)
+
+    for name in _LOCKING:
+        importlib.import_module(name).__dict__["lock_of"] = lock_of
     for name in _STAMPING:
-        setattr(importlib.import_module(name), "stamp_of", stamp)
+        importlib.import_module(name).__dict__["stamp_of"] = stamp
     clocks = {"monotonic": _monotonic, "clock_gettime": _monotonic, "sleep": _sleep}
     _set(_SLEEPING, "time", time, **clocks)
     handles = {"open": _open, "close": _close, "kill": _kill, "getpid": _getpid, "fsync": _fsync}
@@ -282,15 +313,13 @@ def install(
     _set(_CHOOSING, "secrets", secrets, token_hex=_token_hex, token_urlsafe=_token_urlsafe)
     _set(("journal.reports",), "random", random, random=_chance)
     _set(("journal.sqlite",), "sqlite3", sqlite3, connect=_connect)
-    journal.clock.SystemClock.now = _now  # type: ignore[method-assign]
-    journal.asking.place = lambda: "machine/boot/1"  # type: ignore[assignment]
-    api.schedule.AsyncIOScheduler = schedule  # type: ignore[misc, assignment]
+    setattr(journal.clock.SystemClock, "now", _now)  # noqa: B010 - not its type
+    journal.asking.place = lambda: "machine/boot/1"
+    setattr(api.schedule, "AsyncIOScheduler", schedule)  # noqa: B010 - not exported
     _set(("api.receivers",), "httpx", httpx, AsyncHTTPTransport=transport)
-    journal.service.Worker = worker  # type: ignore[misc, assignment]
+    setattr(journal.service, "Worker", worker)  # noqa: B010 - not exported
     # A built-in function of SQLite that is replaced may not be used in a trigger of a schema that
     # nobody trusts. And what the disk keeps is not simulated here: no commit waits for it.
-    sqlite._PRAGMAS = tuple(
-        pragma
-        for pragma in sqlite._PRAGMAS
-        if "trusted_schema" not in pragma and "synchronous" not in pragma
-    ) + ("PRAGMA synchronous=OFF", "PRAGMA cache_size=-512")
+    kept = [one for one in sqlite._PRAGMAS if not any(word in one for word in _UNWANTED)]
+    pragmas = (*kept, "PRAGMA synchronous=OFF", "PRAGMA cache_size=-512")
+    setattr(sqlite, "_PRAGMAS", pragmas)  # noqa: B010 - of another length

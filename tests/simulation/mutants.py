@@ -52,11 +52,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "rows = await log.operations([operation.operation for operation in operations])",
         "rows = []",
     ),
-    "fence-compares-nothing": Mutant(
+    "marker-is-not-compared": Mutant(
         "P8",
-        "journal.record:Record._examine",
-        "return compare(control, seen, self.settings.instance), seen",
-        "return Finding(Verdict.CLEAN, ''), seen",
+        "journal.detection:compare",
+        "if place.sequence < tip.sequence:",
+        "if False:",
     ),
     "unknown-becomes-ready": Mutant(
         "P4",
@@ -95,7 +95,7 @@ def _mutated(original: Callable[..., Any], mutant: Mutant, names: dict[str, Any]
 
 def _everywhere(original: Any, made: Any, name: str) -> None:
     """Modules that imported a function by its name have it under that name."""
-    import sys  # noqa: PLC0415 - only where a mutant is made
+    import sys
 
     for module in [*sys.modules.values()]:
         if getattr(module, name, None) is original and module.__name__.split(".")[0] in _OURS:

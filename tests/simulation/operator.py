@@ -6,6 +6,7 @@ is all an operator has to know. Sometimes the order is wrong, which has to be re
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from journal.sweeping import sweep
 from reconstruct import recovery
 from reconstruct.snapshots import current_history, restore, snapshot
 from tests.simulation import machine
+from tests.simulation.disks import read
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.promises import Broken
 from tests.simulation.service import Gone
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 ME = "operator"
-_LOOK_EVERY = 6.0
+_LOOK_EVERY = 12.0
+_WAITS = "SELECT count(*) FROM unrewind_work WHERE status IN ('unknown', 'dead')"
 _REPLAYED = 0.5
 
 
@@ -62,8 +65,12 @@ class Operator:
             raise Gone(f"{name} was killed")
         process.exit()
         if fiber.error is not None:
-            world.note("command", name=name, error=type(fiber.error).__name__,
-                       detail=str(fiber.error)[:160])  # fmt: skip
+            world.note(
+                "command",
+                name=name,
+                error=type(fiber.error).__name__,
+                detail=str(fiber.error)[:160],
+            )
             self.last = f"{name}: {fiber.error}"
             raise fiber.error
         world.count(f"done:{name}")
@@ -106,7 +113,7 @@ class Operator:
         if world.roll(world.profile.clumsy / 2):
             self._out_of_order()
         if world.roll(0.4):
-            self._restore()
+            self.put_back()
         try:
             self.begin()
         except Refused:
@@ -115,7 +122,7 @@ class Operator:
             # Nothing can be fenced in a journal that was put back: it is healed by `apply`.
             world.count("not fenced")
         if world.roll(0.3) and not world.mirror.rolled_back:
-            self._restore()
+            self.put_back()
         self.apply()
         for _ in range(6):
             if self.reconcile():
@@ -143,7 +150,7 @@ class Operator:
 
         self.run("begin", command)
 
-    def _restore(self) -> None:
+    def put_back(self) -> None:
         """`unrewind restore` of a snapshot, which needs every service to be stopped."""
         if not self.snapshots:
             return
@@ -156,6 +163,8 @@ class Operator:
         except UnrewindError:
             world.count("restore refused")
         finally:
+            world.disks.reckon()
+            world.clients.forget(world.mirror.gone)
             world.release_services()
 
     def apply(self) -> None:
@@ -169,9 +178,13 @@ class Operator:
             with writing(self.settings) as record:
                 return drive(
                     recovery.apply(
-                        record, named, ME, lambda *_: None, consent,
+                        record,
+                        named,
+                        ME,
+                        lambda *_: None,
+                        consent,
                         None if loss is None else loss.name,
-                    )  # fmt: skip
+                    )
                 )
 
         done = self.run("apply", command)
@@ -203,9 +216,13 @@ class Operator:
             with writing(self.settings) as record:
                 return drive(
                     recovery.reopen(
-                        record, ME, to=to, opening=opening, despite=("trial", "backlog", "healed"),
+                        record,
+                        ME,
+                        to=to,
+                        opening=opening,
+                        despite=("trial", "backlog", "healed"),
                         reason="simulated",
-                    )  # fmt: skip
+                    )
                 )
 
         done = self.run(f"reopen {to or 'all'}", command)
@@ -225,11 +242,12 @@ class Operator:
                         drive(self._settle_one(record, view))
                 drive(sweep(record))
 
-        if self.world.roll(0.3) or self.stopping:
-            try:
+        try:
+            waits = read(self.settings.store_file, _WAITS)[0][0]
+            if waits:
                 self.run("settle", command)
-            except UnrewindError:
-                return
+        except (UnrewindError, sqlite3.Error):
+            return
 
     async def _settle_one(self, record: Record, view: Any) -> None:
         try:

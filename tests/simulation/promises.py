@@ -65,10 +65,21 @@ def lines_of(values: Iterable[Any]) -> list[Line]:
         before = fields["predecessor"]
         found.append(
             Line(
-                position, stream, sequence, bytes(history).hex(), entity, revision, operation,
-                bytes(digest).hex(), raw, bytes(body), fields["generation"], fields["action"],
-                fields["outcome"]["state"], None if before is None else before["digest"],
-            )  # fmt: skip
+                position,
+                stream,
+                sequence,
+                bytes(history).hex(),
+                entity,
+                revision,
+                operation,
+                bytes(digest).hex(),
+                raw,
+                bytes(body),
+                fields["generation"],
+                fields["action"],
+                fields["outcome"]["state"],
+                None if before is None else before["digest"],
+            )
         )
     return found
 
@@ -117,17 +128,28 @@ class Mirror:
         ``told`` says that somebody else remembers more.
         """
         held = stored.union(line.digest for line in lines)
-        gone = [line for line in self.lines if line.digest not in held]
-        self.gone |= {line.digest for line in gone}
-        for line in gone:
-            fields = json.loads(line.text)
-            self.excused.update(release["id"] for release in fields["releases"])
-            if not told and line.action.startswith("release."):
-                self.excused.add(json.loads(line.body)["release"])
+        for line in self.lines:
+            if line.digest not in held:
+                self._miss(line, told=told)
         before = {line.digest: line for line in self.lines if line.stream == "decisions"}
         self._begin_anew(lines, authority)
         self.rolled_back = told
-        self._expected = {digest: line for digest, line in before.items() if digest in held}
+        if told:
+            self._expected = {digest: line for digest, line in before.items() if digest in held}
+
+    def reckon(self, stored: set[str]) -> None:
+        """The store was replaced: what neither it nor the journal holds is gone."""
+        for digest, line in [*self._expected.items()]:
+            if digest not in stored and digest not in self.digests:
+                del self._expected[digest]
+                self._miss(line, told=self.rolled_back)
+
+    def _miss(self, line: Line, *, told: bool) -> None:
+        self.gone.add(line.digest)
+        fields = json.loads(line.text)
+        self.excused.update(release["id"] for release in fields["releases"])
+        if not told and line.action.startswith("release."):
+            self.excused.add(json.loads(line.body)["release"])
 
     def heal(self, lines: list[Line], authority: Any) -> None:
         """Another journal was put in the place of the one that was put back (P2)."""
@@ -137,11 +159,20 @@ class Mirror:
             raise Broken("P2", f"{lost[0].operation} was in the store, and is not healed")
         self._begin_anew(lines, authority)
         self.rolled_back = False
+        self._expected = {}
 
     def _begin_anew(self, lines: list[Line], authority: Any) -> None:
-        for kept in (self.lines, self.operations, self.digests, self.entities, self.callers,
-                     self.commitments, self.receipts, self.foreign):  # fmt: skip
-            kept.clear()  # type: ignore[attr-defined]
+        for kept in (
+            self.lines,
+            self.operations,
+            self.digests,
+            self.entities,
+            self.callers,
+            self.commitments,
+            self.receipts,
+            self.foreign,
+        ):
+            kept.clear()
         self.tip, self.generation = None, 0
         for line in lines:
             if hashlib.sha256(b"\x00" + line.text).hexdigest() != line.digest:
@@ -149,9 +180,7 @@ class Mirror:
             self._add(line)
         self._enforce(*authority)
 
-    def _enforce(
-        self, history: str, generation: int, stage: str, first: int, _digest: str
-    ) -> None:
+    def _enforce(self, history: str, generation: int, stage: str, first: int, _digest: str) -> None:
         if generation < self.generation:
             raise Broken("P7", f"generation {generation} follows {self.generation}")
         if history != self.history:
@@ -272,7 +301,11 @@ class Mirror:
         """Hold the journal's file against everything that was committed to it (P10)."""
         if lines != self.lines:
             place = next(
-                (n for n, pair in enumerate(zip(lines, self.lines, strict=False)) if len(set(pair)) > 1),
+                (
+                    n
+                    for n, pair in enumerate(zip(lines, self.lines, strict=False))
+                    if len(set(pair)) > 1
+                ),
                 min(len(lines), len(self.lines)),
             )
             raise Broken(

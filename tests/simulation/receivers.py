@@ -152,7 +152,14 @@ def _answer(status: int, fields: Any = None, *, wait: str | None = None) -> http
 
 
 _CALLS = {
-    "fine": 60, "unreachable": 6, "lost": 6, "busy": 4, "later": 6, "unanswered": 8, "broken": 6,
-    "garbled": 3, "slow": 6,
-}  # fmt: skip
+    "fine": 60,
+    "unreachable": 6,
+    "lost": 6,
+    "busy": 4,
+    "later": 6,
+    "unanswered": 8,
+    "broken": 6,
+    "garbled": 3,
+    "slow": 6,
+}
 _QUESTIONS = {"fine": 70, "lost": 8, "broken": 8, "slow": 8}

@@ -83,9 +83,7 @@ def run_one(
     return _reap(child)
 
 
-def _fork(
-    seed: int, folder: Path, events: Sequence[Event] | None, mutant: str | None
-) -> Child:
+def _fork(seed: int, folder: Path, events: Sequence[Event] | None, mutant: str | None) -> Child:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,9 +103,7 @@ def _fork(
     return Child(seed, pid, reading, time.monotonic())
 
 
-def _play(
-    seed: int, folder: Path, events: Sequence[Event] | None, mutant: str | None
-) -> Played:
+def _play(seed: int, folder: Path, events: Sequence[Event] | None, mutant: str | None) -> Played:
     try:
         if mutant is not None:
             mutants.apply(mutant)

@@ -1,4 +1,4 @@
-"""A service of the tenant as `unrewind serve` has it: journal, dispatcher, schedule, all of it real.
+"""A service of the tenant as `unrewind serve` has it: journal, dispatcher and schedule, all real.
 
 It runs in a process of its own, which may be killed or stand still at any point, and is started
 anew some seconds later. Whoever calls it gets an answer, an error, or nothing.
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from api.alerts import Alerts
 from api.served import Served
 from journal import Journal
-from journal.errors import JournalUnavailable, UnrewindError
+from journal.errors import UnrewindError
 from tests.simulation import machine
 from tests.simulation.hub import Process
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.promises import Broken
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -130,61 +129,84 @@ class Service:
     # Calls, from fibers of others.
 
     def ask(
-        self, asking: Asking, check: Check | None = None, *, seconds: float = 40.0,
+        self,
+        asking: Asking,
+        check: Check | None = None,
+        *,
+        seconds: float = 40.0,
         cancel: float | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Have the service do something; what it answered.
 
         ``check`` sees the answer in the moment in which it is there, before anybody is told.
         ``cancel`` is after how many seconds the caller breaks its call off. Raises what the service
         raises, or Gone.
         """
-        hub, process, served, loop = machine.hub(), self.process, self.served, self._loop
-        if not self.up or process is None or served is None or loop is None:
+        process, loop, call = self.process, self._loop, None
+        if self.served is not None and self.up:
+            call = Call(self.served, asking, check)
+        if process is None or loop is None or call is None:
             raise Gone("the service is not there")
-        found: list[Any] = []
-        caller = hub.current
-        tasks: list[asyncio.Task[None]] = []
+        process.ended.append(call.wake)
+        loop.call_soon_threadsafe(call.begin)
+        call.wait(process, min(seconds, cancel or seconds))
+        process.ended.remove(call.wake)
+        if not call.found and cancel is not None and process.alive:
+            self.world.count("calls broken off")
+            loop.call_soon_threadsafe(call.cancel)
+            raise Gone("the caller broke its call off")
+        return call.result()
 
-        def wake() -> None:
-            if caller is not None:
-                hub.wake(caller)
 
-        async def work() -> None:
-            served.hold()
-            try:
-                answer = await asking(served)
-                if check is not None:
-                    check(answer)
-                found.append(answer)
-            except Broken:
-                raise
-            except (Exception, asyncio.CancelledError) as error:
-                found.append(error)
-            finally:
-                served.leave()
-                wake()
+class Call:
+    """One call, and whoever waits for it."""
 
-        process.ended.append(wake)
-        loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(work())))
+    def __init__(self, served: Served, asking: Asking, check: Check | None) -> None:
+        self._served, self._asking, self._check = served, asking, check
+        self._caller = machine.hub().current
+        self._task: asyncio.Task[None] | None = None
+        self.found: list[Any] = []
+
+    def wake(self) -> None:
+        """Let the caller look."""
+        if self._caller is not None:
+            machine.hub().wake(self._caller)
+
+    def begin(self) -> None:
+        """In the service's loop: begin."""
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def cancel(self) -> None:
+        """In the service's loop: whoever called has gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        self._served.hold()
+        try:
+            answer = await self._asking(self._served)
+            if self._check is not None:
+                self._check(answer)
+            self.found.append(answer)
+        except asyncio.CancelledError:
+            self.found.append(Gone("the service is going away"))
+        except Exception as error:  # noqa: BLE001 - told to the caller
+            self.found.append(error)
+        finally:
+            self._served.leave()
+            self.wake()
+
+    def wait(self, process: Process, seconds: float) -> None:
+        """Wait for the answer, for so long, or until the process ends."""
+        hub = machine.hub()
         deadline = hub.now + seconds
-        broken = None if cancel is None else hub.now + cancel
-        while not found and process.alive and hub.now < deadline:
-            hub.wait(min(deadline, broken or deadline) - hub.now)
-            if broken is not None and hub.now >= broken and not found:
-                self.world.count("calls broken off")
-                loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                raise Gone("the caller broke its call off")
-        process.ended.remove(wake)
-        if not found:
+        while not self.found and process.alive and hub.now < deadline:
+            hub.wait(deadline - hub.now)
+
+    def result(self) -> Any:
+        """The answer. Raises what was raised instead, or Gone."""
+        if not self.found:
             raise Gone("no answer came")
-        if isinstance(found[0], asyncio.CancelledError):
-            raise Gone("the service is going away")
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
-
-
-def is_final(error: UnrewindError) -> bool:
-    """Whether an error tells the caller that nothing was decided, rather than to ask again."""
-    return not isinstance(error, (Gone, JournalUnavailable))
+        if isinstance(self.found[0], BaseException):
+            raise self.found[0]
+        return self.found[0]

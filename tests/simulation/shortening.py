@@ -13,9 +13,7 @@ _MOST = 150
 """Plays that a shortening may take."""
 
 
-def shorten(
-    failed: Played, folder: Path, mutant: str | None = None
-) -> tuple[list[Event], Played]:
+def shorten(failed: Played, folder: Path, mutant: str | None = None) -> tuple[list[Event], Played]:
     """The events that are left, and how they go."""
     budget = _MOST
     best = failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from journal import Settings
 from journal.lanes import Contract, Effect, Lane, Receiver
@@ -12,7 +13,13 @@ WINDOW = 1800.0
 """Seconds for which a receiver knows a release ID."""
 
 _ALIVE = ("draft", "open")
-_TIMES = {"lease": 40.0, "sweep_after": 60.0, "cap": 240.0, "timeout": 10.0, "backoff": 2.0}
+_TIMES: dict[str, Any] = {
+    "lease": 40.0,
+    "sweep_after": 60.0,
+    "cap": 240.0,
+    "timeout": 10.0,
+    "backoff": 2.0,
+}
 PUSHED = ("same", "asked", "blind")
 PULLED = ("hands", "till")
 INSIDE = "inside"

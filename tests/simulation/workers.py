@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _FATES = {
-    "fine": 50, "late": 8, "silent": 8, "absent": 8, "twice": 8, "stranger": 4, "failed": 6,
-    "refused": 4, "unsure": 4,
-}  # fmt: skip
+    "fine": 50,
+    "late": 8,
+    "silent": 8,
+    "absent": 8,
+    "twice": 8,
+    "stranger": 4,
+    "failed": 6,
+    "refused": 4,
+    "unsure": 4,
+}
 
 
 class Workers:

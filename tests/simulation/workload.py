@@ -17,9 +17,16 @@ SECONDS = 300.0
 
 REWINDS = ("renamed", "renamed", "renamed", "over", "under", "emptied", "gone", "forward")
 _PORTS = (
-    "refused", "disk", "full", "unanswered", "disk-after", "kill", "kill-after", "freeze",
+    "refused",
+    "disk",
+    "full",
+    "unanswered",
+    "disk-after",
+    "kill",
+    "kill-after",
+    "freeze",
     "freeze-after",
-)  # fmt: skip
+)
 
 
 class Event(Struct, frozen=True):
@@ -44,6 +51,8 @@ class Profile(Struct, frozen=True):
     """Whether receivers lose, delay and garble; else every call goes well."""
     clocks: bool
     """Whether clocks jump. Then no call arrives late: nobody can tell how late by such clocks."""
+    loose: bool
+    """Whether the turn lock can be taken away from a process that stands still."""
     both: bool
     """Whether the journal may be rewound too."""
 
@@ -51,13 +60,15 @@ class Profile(Struct, frozen=True):
 def profile_of(seed: int) -> Profile:
     """What kind of world a seed makes."""
     random = Random(f"{seed}/profile")
-    clocks = random.random() < 0.2  # noqa: PLR2004 - one in five
+    services = 1 if random.random() < 0.65 else 2
+    clocks = random.random() < 0.2
     return Profile(
-        services=1 if random.random() < 0.65 else 2,  # noqa: PLR2004 - one in three has two
+        services=services,
         clumsy=random.choice((0.0, 0.1, 0.3)),
-        rough=random.random() < 0.8,  # noqa: PLR2004 - four in five
+        rough=random.random() < 0.8,
         clocks=clocks,
-        both=random.random() < 0.15,  # noqa: PLR2004 - one in seven
+        loose=services > 1 and random.random() < 0.5,
+        both=random.random() < 0.15,
     )
 
 
@@ -79,17 +90,18 @@ def _of_clients(random: Random) -> list[Event]:
     for number in range(random.randrange(18, 34)):
         wishes = [
             _wish(random, f"op-{number}-{part}", random.choice(names))
-            for part in range(1 if random.random() < 0.75 else random.randrange(2, 6))  # noqa: PLR2004
+            for part in range(1 if random.random() < 0.75 else random.randrange(2, 6))
         ]
         facts: dict[str, Any] = {"wishes": wishes}
-        if random.random() < 0.08:  # noqa: PLR2004 - some callers go away
+        if random.random() < 0.08:
             facts["cancel"] = round(random.random() * 0.05, 4)
         events.append(Event(_at(random), "send", facts))
     for _ in range(random.randrange(4, 9)):
         events.append(Event(_at(random), "read", {"entity": random.choice(names)}))
         events.append(Event(_at(random), "repeat", {"which": round(random.random(), 4)}))
-    for _ in range(2):
-        events.append(Event(_at(random), "reuse", {"which": round(random.random(), 4)}))
+    events.extend(
+        Event(_at(random), "reuse", {"which": round(random.random(), 4)}) for _ in range(2)
+    )
     for _ in range(random.randrange(3)):
         facts = {"entity": f"contract/{len(events)}", "order": random.sample(range(3), 3)}
         events.append(Event(_at(random), "sealed", facts))
@@ -105,13 +117,11 @@ def _wish(random: Random, identity: str, entity: str) -> dict[str, Any]:
         wish |= {"action": random.choice(("deposit", "spend")), "body": body}
     elif kind == "order":
         lane = random.choice((*PUSHED, *PULLED))
-        action = random.choice(
-            ("change", "cancel", "renew", "index", *[f"send-{lane}"] * 6)
-        )
+        action = random.choice(("change", "cancel", "renew", "index", *[f"send-{lane}"] * 6))
         wish["action"] = action
         if action.startswith("send"):
             wish["version"] = f"v{random.randrange(6)}"
-    if random.random() < 0.1:  # noqa: PLR2004 - one in ten is careful
+    if random.random() < 0.1:
         wish["expected"] = random.randrange(5)
     return wish
 
@@ -126,7 +136,7 @@ def _of_workers(random: Random) -> list[Event]:
                 "lane": random.choice(lanes),
                 "worker": f"worker-{random.randrange(3)}",
                 "limit": random.randrange(1, 4),
-                "again": random.random() < 0.2,  # noqa: PLR2004 - an answer got lost
+                "again": random.random() < 0.2,
             },
         )
         for _ in range(random.randrange(5, 12))
@@ -146,8 +156,27 @@ def _of_faults(random: Random, profile: Profile) -> list[Event]:
             "kind": random.choice(_PORTS),
         }
         events.append(Event(_at(random), "fault", facts))
-    for kind, chance in (("kill", 0.4), ("freeze", 0.3), ("restart", 0.2), ("away", 0.2),
-                         ("slow", 0.2), ("snapshot", 0.4), ("pause", 0.15), ("token", 0.15)):  # fmt: skip
+    if random.random() < 0.15:
+        events.append(Event(_at(random), "restore", {}))
+    if profile.loose:
+        for _ in range(3):
+            facts = {
+                "role": random.choice(("store", "journal")),
+                "moment": "any",
+                "left": random.randrange(30),
+                "kind": random.choice(("freeze", "freeze-after")),
+            }
+            events.append(Event(_at(random), "fault", facts))
+    for kind, chance in (
+        ("kill", 0.4),
+        ("freeze", 0.3),
+        ("restart", 0.2),
+        ("away", 0.2),
+        ("slow", 0.2),
+        ("snapshot", 0.4),
+        ("pause", 0.15),
+        ("token", 0.15),
+    ):
         if random.random() < chance and not (profile.both and kind == "token"):
             facts = {"seconds": round(random.random() * 25, 2), "number": random.randrange(2)}
             events.append(Event(_at(random), kind, facts))
@@ -160,6 +189,6 @@ def _of_faults(random: Random, profile: Profile) -> list[Event]:
             events.append(Event(_at(random), "clock", facts))
     if profile.both:
         events.append(Event(_at(random), "copy", {"what": "journal"}))
-        facts = {"depth": round(random.random(), 3), "store": random.random() < 0.5}  # noqa: PLR2004
+        facts = {"depth": round(random.random(), 3), "store": random.random() < 0.5}
         events.append(Event(round(200 + random.random() * 90, 2), "lose", facts))
     return events

@@ -16,6 +16,7 @@ from tests.simulation.clients import Clients
 from tests.simulation.disks import AUTHORITY, Disks, journal_lines, read
 from tests.simulation.faults import Faults, say
 from tests.simulation.hub import Hub, Process
+from tests.simulation.locks import LooseLock
 from tests.simulation.machine import Machine
 from tests.simulation.operator import Operator
 from tests.simulation.promises import Broken, Line, Mirror
@@ -43,6 +44,9 @@ class World:
         self.hub = Hub(seed)
         self.machine = Machine(self.hub, seed, self)
         self.machine.connect = connections.connect
+        if profile.loose:
+            holders: dict[str, LooseLock] = {}
+            self.machine.lock = lambda settings: LooseLock(holders, settings.lock_timeout)
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self._hash = hashlib.sha256()
@@ -144,8 +148,6 @@ class World:
     def release_services(self) -> None:
         """Start them again."""
         self.held = False
-        self.paused: list[Callable[[], None]] = []
-        """What lets lanes run again, where an event paused one and could not."""
         for service in self.services:
             service.start()
 
@@ -213,7 +215,7 @@ class World:
         self.mirror.history = lines[0].history
         for line in lines:
             self.mirror._add(line)
-        self.mirror._enforce(*read(self.settings.journal_file, AUTHORITY)[0])  # type: ignore[arg-type]
+        self.mirror._enforce(*read(self.settings.journal_file, AUTHORITY)[0])
 
     @property
     def digest(self) -> str:
