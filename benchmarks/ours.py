@@ -42,7 +42,7 @@ from reconstruct.planning import PAGE
 from reconstruct.replay import Replay
 from reconstruct.walking import verify_journal
 
-BATCH_ROWS = 4000
+BATCH_ROWS = 8000
 """Rows that `unrewind import` puts into one turn."""
 
 Where = Mapping[str, str]

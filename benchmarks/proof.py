@@ -33,6 +33,8 @@ class Section:
     done: str
     shows: str
     command: str
+    unit: str = "cases"
+    """What the figure ``scope`` counts."""
 
 
 SECTIONS = (
@@ -44,6 +46,7 @@ SECTIONS = (
         "jumps, and gives the same one again.",
         "A promise (P1 to P12) that some order of events breaks, with the seed that repeats it.",
         "make simulate SEEDS=20000",
+        "seeds",
     ),
     Section(
         "Mutants",
@@ -51,6 +54,7 @@ SECTIONS = (
         "Each promise is broken on purpose in the code, one at a time.",
         "A check that would not notice: a mutant that no run finds.",
         "make simulate",
+        "mutants",
     ),
     Section(
         "Failing calls",
@@ -60,6 +64,7 @@ SECTIONS = (
         "An acknowledged decision that is lost, one that is made twice, an effect that happens "
         "twice, a message that does not name its cause.",
         "make soak ARGS=tests/faults",
+        "faults",
     ),
     Section(
         "Power loss",
@@ -93,6 +98,7 @@ SECTIONS = (
         "An acknowledged decision that is gone or was made twice; an effect twice, uncommitted, or "
         "after its receipt.",
         "make soak ARGS='tests/soak tests/engines/test_rounds.py'",
+        "rounds",
     ),
     Section(
         "Kill points of a recovery",
@@ -101,6 +107,7 @@ SECTIONS = (
         "and run again.",
         "Another state at the end, or other calls to receivers, than without a kill.",
         "make soak ARGS=tests/reconstruct/test_killed.py",
+        "kills",
     ),
     Section(
         "The drill",
@@ -108,6 +115,7 @@ SECTIONS = (
         "`unrewind drill`: the failures that the design claims to survive, with real processes.",
         "A promise that is named as broken.",
         "make soak ARGS=tests/engines/test_drill.py",
+        "checks",
     ),
     Section(
         "Several processes",
@@ -115,6 +123,7 @@ SECTIONS = (
         "Server processes of one tenant are killed and paused in turn while the others go on.",
         "A decision or an effect twice, or a process that keeps the others waiting.",
         "make soak ARGS=tests/processes",
+        "kills and pauses",
     ),
     Section(
         "Load",
@@ -127,6 +136,7 @@ SECTIONS = (
         "Memory, handles, threads or times that grow; anything acknowledged that is not in the "
         "journal; an effect twice.",
         "make load MINUTES=10",
+        "seconds",
     ),
     Section(
         "Overload",
@@ -136,6 +146,7 @@ SECTIONS = (
         "A rate that collapses, an answer other than 429 or 503 with `Retry-After`, a stop that "
         "loses something or does not end.",
         "make load MINUTES=10",
+        "seconds",
     ),
 )
 
@@ -236,7 +247,9 @@ def _summary(evidence: Evidence, measured: dict[str, Ratio]) -> Iterator[str]:
     for section in SECTIONS:
         runs = evidence.of(section)
         latest = max((run["at"] for _, run in runs), default=None)
-        told = "**not run here**" if latest is None else f"{_most(runs)}, {latest[:10]}"
+        told = (
+            "**not run here**" if latest is None else f"{_most(runs, section.unit)}, {latest[:10]}"
+        )
         yield f"| {section.title} | {told} | `{section.command}` |"
     missed = [one for one in MEASURES if one.name in measured and not _met(measured[one.name])]
     absent = [one.name for one in MEASURES if one.name not in measured]
@@ -246,11 +259,11 @@ def _summary(evidence: Evidence, measured: dict[str, Ratio]) -> Iterator[str]:
     yield f"| Ratios | {said} | `make bench` |"
 
 
-def _most(runs: list[tuple[str, dict[str, Any]]]) -> str:
+def _most(runs: list[tuple[str, dict[str, Any]]], unit: str) -> str:
     """What a section's runs covered, in a few words."""
     total = sum(int(run["figures"].get("scope", 0)) for _, run in runs)
     many = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
-    return f"{many}, {total:,} cases" if total else many
+    return f"{many}, {total:,} {unit if total != 1 else unit.removesuffix('s')}" if total else many
 
 
 def _section(section: Section, evidence: Evidence) -> Iterator[str]:

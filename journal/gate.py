@@ -50,7 +50,7 @@ def rule(
     state is not a withdrawn one, and nothing is ``held`` for what the tenant allows now.
     """
     reasons = [*held]
-    if standing is None:
+    if standing is None or standing.revision < 1:  # none at all, or all of it was abandoned
         reasons.append("unknown: the journal holds no decision of this entity")
         return Ruling(entity, revision or 0, HELD, "", 0, tuple(reasons))
     wanted = standing.revision if revision is None else revision

@@ -223,11 +223,14 @@ class Database:
         with translated(self.path):
             if len(statements) == 1 or self.connection.in_transaction:
                 return [self.run(statement) for statement in statements]
-            self.connection.execute("BEGIN")
+            connection = self.connection
+            connection.execute("BEGIN")
             try:
                 return [self.run(statement) for statement in statements]
             finally:
-                self.connection.execute("COMMIT")
+                # After an I/O error SQLite has rolled back by itself, and its error is the cause.
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
 
     def stream(self, statement: Statement) -> Iterator[tuple[Any, ...]]:
         """Rows of one query as they are read; memory does not grow with their number."""

@@ -24,9 +24,13 @@ from journal.store import work as works
 from journal.store.engine import SqlStore
 from journal.store.tables import Marker
 from journal.writepath import project
-from reconstruct.planning import PAGE, Base, Progress, silent
+from reconstruct.planning import Base, Progress, silent
 from reconstruct.replay import Replay
 from reconstruct.working import work_of
+
+PAGE = 8000
+"""Decisions a commit. Each writes the rows of the entities that it met once, so more are better;
+``PAGE_BYTES`` keeps a page of large ones from filling memory."""
 
 
 def the_store(record: Record) -> SqlStore:

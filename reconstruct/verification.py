@@ -238,7 +238,7 @@ def _filing_findings(record: Record) -> list[Finding]:
 
 
 def _witness_findings(record: Record) -> list[Finding]:
-    """A witness that is there and cannot be read: it would keep the tenant closed at a start."""
+    """A witness that cannot be read: a journal that was rolled back would not be noticed."""
     record.witness.read()
     return [] if record.witness.fault is None else [Finding("witness", record.witness.fault)]
 

@@ -21,7 +21,7 @@ DOCUMENTS = (
 )  # fmt: skip
 CASES = ("--entity-type", "case", "--entity", "case", "--action", "action", "--at", "at")
 WITH_IDS = (*CASES, "--operation", "operation")
-BATCH = 4000
+BATCH = 8000
 
 
 def counts(result) -> tuple[int, int, int]:
@@ -91,7 +91,7 @@ def test_p11_an_import_that_was_killed_is_run_again_to_the_same_state(cli, tmp_p
     child = cli.start("import", "-", "--format", "csv", *WITH_IDS)
     child.stdin.write(content[: content.index(b"op-011000")])
     child.stdin.flush()
-    eventually(lambda: cli.journalled() == 2 * BATCH)
+    eventually(lambda: cli.journalled() == BATCH)
     child.kill()
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
@@ -102,9 +102,9 @@ def test_p11_an_import_that_was_killed_is_run_again_to_the_same_state(cli, tmp_p
 
 
 def test_an_interrupted_import_says_how_far_it_came(cli, eventually):
-    content = table(6000)
+    content = table(10_000)
     child = cli.start("import", "-", "--format", "csv", *WITH_IDS, "--json")
-    child.stdin.write(content[: content.index(b"op-005000")])
+    child.stdin.write(content[: content.index(b"op-009000")])
     child.stdin.flush()
     eventually(lambda: cli.journalled() == BATCH)
     eventually(lambda: _blocked(child))
@@ -112,7 +112,7 @@ def test_an_interrupted_import_says_how_far_it_came(cli, eventually):
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert err.decode().count("\n") == 1
-    assert err.startswith(b"unrewind: interrupted after 4000 rows")
+    assert err.startswith(b"unrewind: interrupted after 8000 rows")
     assert json.loads(out)["accepted"] == BATCH
     again = cli("import", put(cli, "all.csv", content), *WITH_IDS, "--json")
     assert counts(again) == (2000, BATCH, 0)

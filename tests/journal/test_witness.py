@@ -401,6 +401,7 @@ def test_p13_a_witness_of_a_later_version_is_left_as_it_is(tenant: Tenant) -> No
     tenant.decide(ENTITY, "submit")
     tenant.close()
     file = tenant.settings.witness_file
+    whole = file.read_bytes()
     later = msgspec.json.encode(
         {**msgspec.to_builtins(seen_by(tenant.settings)), "format": FORMAT + 1, "more": 1}
     )
@@ -410,6 +411,7 @@ def test_p13_a_witness_of_a_later_version_is_left_as_it_is(tenant: Tenant) -> No
     tenant.decide(ENTITY, "approve")
     tenant.close()
     assert file.read_bytes() == later
+    file.write_bytes(whole)
     tenant.open()
 
 
@@ -425,6 +427,7 @@ def test_p13_a_witness_that_cannot_be_written_stops_no_decision(
     warned = [record for record in caplog.records if "witness" in record.message]
     assert len(warned) == 1
     assert any("no witness" in line for line in tenant.do(status).failure_scope)
+    (tmp_path / "no-directory").unlink()
     tenant.finish()
 
 

@@ -54,7 +54,7 @@ def test_evidence_is_shown_with_its_command(tmp_path: Path) -> None:
     record("power-b", "make it", scope=2, lost=0)
     record("something-else", "make something", answers="x")
     page = reported(tmp_path)
-    assert "1 run, 180 cases" in line_of(page, "Load")
+    assert "1 run, 180 seconds" in line_of(page, "Load")
     assert "2 runs, 3 cases" in line_of(page, "Power loss")
     assert "| acknowledged | 1,234,567 |" in page
     assert "a\\|b<br>c" in page

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from journal import reading
 from journal.entry import Entry
 from journal.errors import Forked, NotFound, Refusal, StaleGeneration
-from journal.gate import GO
+from journal.gate import GO, HELD
 from reconstruct import verification
 from tests.reconstruct.cuts import apply, cut, gaps, reopen
 from tests.reconstruct.scenes import Scene
@@ -46,6 +46,18 @@ def proof() -> Iterator[None]:
             "UNREWIND_SOAK=1 python -m pytest -m soak tests/reconstruct/test_history_machine.py"
         )
         record("machine-histories", command, scope=EXAMPLES, steps=STEPS)
+
+
+def test_p5_an_entity_of_which_nothing_is_left_is_held(scene: Scene) -> None:
+    """Its only entry stood behind a gap, and went with it: there is no decision to go by."""
+    _, second = scene.caller().chain("contract/1", 2)
+    scene.append(second)
+    apply(scene)
+    assert cut(scene, "contract/1").through == 0
+    reopen(scene)
+    ruling = scene.do(reading.read_gate, "contract/1", None)
+    assert (ruling.gate, ruling.revision) == (HELD, 0)
+    scene.whole()
 
 
 class Told:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
+from weakref import ref
 
 from journal.sql import Stamp
 from tests.simulation import machine
@@ -20,6 +22,7 @@ from tests.simulation.hub import Process
 
 _BUSY_SECONDS = 5.0
 _BUSY_PAUSE = 0.02
+_RECENT = 16
 _TIMES = sqlite3.connect(":memory:", isolation_level=None)
 
 
@@ -51,6 +54,7 @@ class Connection(sqlite3.Connection):
     role: str
     inode: int
     held: Process | None
+    cursors: deque[ref[sqlite3.Cursor]]
 
     def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
         """See ``sqlite3.Connection.execute``."""
@@ -58,6 +62,7 @@ class Connection(sqlite3.Connection):
         for ports in _ports:
             ports.before(self, sql)
         found = self._patiently(sql, parameters)
+        self.cursors.append(ref(found))
         try:
             for ports in _ports:
                 ports.after(self, sql, parameters)
@@ -98,8 +103,10 @@ class Connection(sqlite3.Connection):
         wal = f"{self.path}-wal"
         waits = os.path.exists(wal) and os.path.getsize(wal) > 0  # noqa: PTH110, PTH202 - hot
         with suppress(sqlite3.Error):
+            # What a killed fiber still holds would keep the connection, and its locks, alive.
+            for cursor in [found for known in self.cursors if (found := known()) is not None]:
+                cursor.close()
             if self.in_transaction:
-                # A cursor that a killed fiber had keeps the connection from closing for good.
                 super().execute("ROLLBACK")
             super().close()
         if waits and not os.path.exists(wal):  # noqa: PTH110 - hot
@@ -117,6 +124,7 @@ def connect(place: Any, **named: Any) -> sqlite3.Connection:
     made = sqlite3.connect(place, **named, factory=Connection, timeout=0)
     made.path, made.role = path, role
     made.inode = os.stat(path).st_ino if role != "other" else 0  # noqa: PTH116 - hot
+    made.cursors = deque(maxlen=_RECENT)
     made.held = machine.process()
     made.held.connections[id(made)] = made
     made.create_function("strftime", -1, _strftime)

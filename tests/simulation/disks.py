@@ -109,7 +109,8 @@ class Disks:
             self._write_over(chosen.file)
         else:
             self._put(chosen.file, self.store, sides=how != "under")
-        self._note(chosen, how)
+        if how == "renamed":
+            self.note(f"was rewound to {chosen.at:.1f} s")
         self.reckon()
         return True
 
@@ -139,12 +140,15 @@ class Disks:
             file.truncate()
         machine.bump(str(self.store))
 
-    def _note(self, chosen: Copy, how: str) -> None:
-        """Remember whether what stands there now lacks what the journal holds."""
-        rows = read(chosen.file, "SELECT history, sequence FROM unrewind_marker")
+    def note(self, how: str) -> None:
+        """Remember whether what stands there now, a file of its own, lacks what is journalled."""
         tip = self.world.mirror.tip
-        if how == "renamed" and tip is not None and rows and rows[0] != (tip.history, tip.sequence):
-            self.behind[str(self.store.stat().st_ino)] = f"was rewound to {chosen.at:.1f} s"
+        try:
+            rows = read(self.store, "SELECT history, sequence FROM unrewind_marker")
+        except sqlite3.Error:
+            return
+        if tip is not None and rows and rows[0] != (tip.history, tip.sequence):
+            self.behind[str(self.store.stat().st_ino)] = how
 
     def lose(self, depth: float, *, store: bool) -> bool:
         """Put an earlier journal back, and perhaps a store; nobody may have them open."""

@@ -160,6 +160,7 @@ class Operator:
         try:
             history = current_history_of(self)
             self.run("restore", lambda: restore(self.settings, directory, "main", history))
+            world.disks.note("was restored from a snapshot")
         except UnrewindError:
             world.count("restore refused")
         finally:

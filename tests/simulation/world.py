@@ -54,6 +54,7 @@ class World:
         self.running = True
         self.calm = False
         self.held = False
+        self.happening = 0
         self.paused: list[Callable[[], None]] = []
         """What lets lanes run again, where an event paused one and could not."""
         self.disks = Disks(self, folder / "copies")
@@ -196,7 +197,7 @@ class World:
             service.start()
         for event in self.events:
             self.after(event.at, lambda event=event: self.happen(event))  # type: ignore[misc]
-        self.hub.spawn(self.outside, "operator", self.operator.live)
+        self.living = self.hub.spawn(self.outside, "operator", self.operator.live)
         self.hub.run(until=SECONDS)
         end = self.hub.spawn(self.outside, "end", self._come_to_rest)
         self.hub.run(until=_LONGEST, stop=lambda: end.done)
@@ -227,7 +228,9 @@ class World:
         facts = event.facts
         told = {name: value for name, value in facts.items() if name != "wishes"}
         self.note("event", event=event.kind, facts=told)
+        self.happening += 1
         happenings.HAPPENS[event.kind](self, facts)
+        self.happening -= 1
 
     # Rest.
 
@@ -242,6 +245,9 @@ class World:
         self.operator.stopping = True
         for service in self.services:
             service.start()
+        self.hub.join(self.living)
+        while self.happening:
+            self.hub.sleep(1.0)
         judging.come_to_rest(self)
         self.running = False
         for service in self.services:
