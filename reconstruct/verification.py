@@ -238,9 +238,11 @@ def _filing_findings(record: Record) -> list[Finding]:
 
 
 def _witness_findings(record: Record) -> list[Finding]:
-    """A witness that cannot be read: a journal that was rolled back would not be noticed."""
+    """A witness that is there and cannot be read; that there is none `status` says."""
     record.witness.read()
-    return [] if record.witness.fault is None else [Finding("witness", record.witness.fault)]
+    if record.witness.fault is None or not record.witness.exists():
+        return []
+    return [Finding("witness", record.witness.fault)]
 
 
 def _crossed(record: Record) -> list[Finding]:

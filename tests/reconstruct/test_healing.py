@@ -258,6 +258,7 @@ def test_r10_without_a_witness_the_healed_journal_says_that_more_may_be_lost(sho
     assert done.healed.others is None
     assert rebase_facts(short)["loss"]["others"] is None
     short.repeats()
+    short.settle()  # from here on there is a witness again
     short.whole()
 
 

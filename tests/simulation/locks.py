@@ -22,6 +22,7 @@ class LooseLock:
         self._holders, self._timeout = holders, timeout
         self._process: Process = machine.process()
         self._depth = 0
+        self.waited = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -44,6 +45,7 @@ class LooseLock:
                 machine.machine().world.count("turn taken away")
                 break
             hub.sleep(_PAUSE)
+        self.waited = hub.now > began
         self._holders["turn"] = self
 
     def close(self) -> None:

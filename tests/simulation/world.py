@@ -178,6 +178,9 @@ class World:
     def applied(self, done: Any, loss: Any) -> None:
         """A recovery was applied: the store is what the journal says (P2, P11)."""
         self.count("recoveries")
+        # Run again in the history that it has started, it starts no other one.
+        self.disks.behind.clear()
+        self.mirror.foreign.clear()
         judging.state(self)
         self.note("applied", replayed=done.replayed, undone=done.undone, lost=loss is not None)
         if done.healed is not None:
