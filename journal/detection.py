@@ -299,15 +299,17 @@ async def is_torn(store: Store, log: Log, through: int) -> bool:
     the tables themselves contradict each other. Every head may be right all the same. ``through``
     is a sequence that store and journal have both passed; the cost follows the file's size.
     """
-    told, counted = await store.read([_QUICK_CHECK, count_decisions(through)])
+    told, counted = await store.read([_CHECK, count_decisions(through)])
     faults = [text for (text,) in told if text != "ok" and not text.startswith(_ROW_RULES)]
     count: int = counted[0][0]
     return bool(faults) or count < await log.count_decisions(through)
 
 
-_QUICK_CHECK = Statement("PRAGMA quick_check")
+_CHECK = Statement("PRAGMA integrity_check")
+"""Not the quick one, which does not see that an index and its table are of two moments."""
+
 _ROW_RULES = ("NULL value in", "CHECK constraint failed in")
-"""What quick_check says of rows that break a rule: the application's affair, no torn file."""
+"""What it says of rows that break a rule: the application's affair, no torn file."""
 
 
 async def still_differing(store: Store, log: Log, suspects: list[Difference]) -> list[Difference]:

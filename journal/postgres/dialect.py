@@ -22,7 +22,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, becomes in (
         # Of a whole statement.
         (r"^PRAGMA defer_foreign_keys=ON$", "SET CONSTRAINTS ALL DEFERRED"),
-        (r"^PRAGMA quick_check$", "SELECT 'ok'"),
+        (r"^PRAGMA integrity_check$", "SELECT 'ok'"),
         # Lists, given as JSON.
         (r"\bIN \(SELECT value FROM json_each\(\?\)\)", f"= ANY (ARRAY(SELECT {_LIST}))"),
         (r"\bjson_each\(\?\)", "json_array_elements(CAST(? AS json))"),

