@@ -234,9 +234,8 @@ def _undeclared(entity: str) -> NoReturn:
     if kind in RESERVED:
         raise Invalid(f"{kind} entities are written by unrewind alone", field="entity")
     raise Invalid(
-        f"entity type {kind} is not declared. Add to unrewind.toml:\n"
-        f'[lifecycle.{kind}]\nkind = "free"\n'
-        f"or list its transitions in [lifecycle.{kind}.actions.…]",
+        f'entity type {kind} is not declared: in unrewind.toml, put the line `kind = "free"` under '
+        f"`[lifecycle.{kind}]`, or list its transitions under `[lifecycle.{kind}.actions.…]`",
         field="entity",
         entity_type=kind,
     )

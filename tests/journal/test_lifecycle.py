@@ -119,7 +119,7 @@ def test_a_free_lifecycle_takes_any_action_and_its_state_is_that_action() -> Non
 def test_an_undeclared_type_is_refused_with_the_lines_that_would_declare_it() -> None:
     with pytest.raises(Invalid) as refused:
         lifecycle_of(LIFECYCLES, "invoice/1")
-    assert '[lifecycle.invoice] kind = "free"' in refused.value.detail
+    assert '`kind = "free"` under `[lifecycle.invoice]`' in refused.value.detail
     assert refused.value.members == {"field": "entity", "entity_type": "invoice"}
 
 
