@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,7 @@ INTERRUPTED = 130
 BACKLOG = 2048
 ACCEPTED = 32
 """Connections that the loop takes at once, before it gets to ending those that are too many."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 45
 """How long a stop waits for answers: above the time that a body may take to arrive."""
 
@@ -110,6 +112,7 @@ async def _serve_tenant(settings: Settings, listening: socket.socket) -> Setting
             keeping.cancel()
     finally:
         await journal.stop()
+    server.let_go()
     return server.there
 
 
@@ -130,6 +133,11 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             self.there, self.should_exit = there, True
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop for a signal, which also ends following: who asks to stop is not served on."""
+        self.there = None
+        super().handle_exit(sig, frame)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         address = _address(self._listening, self._settings.host)
         await super().startup(sockets)
@@ -138,16 +146,23 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ask the server to stop; uvicorn's own way ends the process before the tenant closes."""
+        """Ask the server to stop; uvicorn's own way ends the process before the tenant closes.
+
+        A server that follows its tenant listens on until that is closed: no signal gets lost.
+        """
         loop = asyncio.get_running_loop()
-        caught = (signal.SIGINT, signal.SIGTERM)
-        for number in caught:
+        for number in _SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in caught:
-                loop.remove_signal_handler(number)
+            if self.there is None:
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Leave signals to whoever comes next."""
+        for number in _SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
+from http.client import RemoteDisconnected
 from pathlib import Path
 
 import msgspec
@@ -33,8 +36,14 @@ def go(service: Service, *where: str) -> None:
 
 
 def again(service: Service, operation: str) -> None:
-    """Repeat it until it is accepted, as a client does."""
-    service.wait_for(lambda: service.decide(operation, "case/1", "note").status in {200, 201})
+    """Repeat it until it is accepted, as a client does: also where its connection was closed."""
+
+    def accepted() -> bool:
+        with suppress(RemoteDisconnected, ConnectionResetError):
+            return service.decide(operation, "case/1", "note").status in {200, 201}
+        return False
+
+    service.wait_for(accepted)
 
 
 def test_p2_a_running_server_follows_its_own_tenant_there_and_back(
@@ -53,6 +62,22 @@ def test_p2_a_running_server_follows_its_own_tenant_there_and_back(
     finally:
         assert service.end() == 0, service.errors
     assert "Traceback" not in service.errors, service.errors
+    service.whole("main")
+
+
+def test_p2_a_server_that_is_asked_to_stop_while_it_follows_stops(service: Service) -> None:
+    service.start()
+    assert service.process is not None
+    head = (
+        f"POST /v1/main/decisions HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {service.token}"
+    )
+    with socket.create_connection(("127.0.0.1", service.port), SECONDS) as under_way:
+        # A body that is not whole yet keeps the server from leaving where it was.
+        under_way.sendall(f"{head}\r\nContent-Length: 100\r\n\r\n{{".encode())
+        go(service, *NEW)
+        service.wait_for(lambda: "has moved to" in service.errors)
+        service.process.send_signal(signal.SIGTERM)
+    assert service.end() == 0, service.errors
     service.whole("main")
 
 
