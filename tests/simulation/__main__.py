@@ -10,7 +10,7 @@ import time
 
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.playing import Played, shared
-from tests.simulation.running import run_all, total
+from tests.simulation.running import first_to_find, run_all, total
 from tests.simulation.shortening import shorten
 from tests.support.proof import record
 
@@ -28,6 +28,8 @@ def main() -> int:
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
             {**os.environ, _HASHES: "0"},
         )
+    if arguments.mutants:
+        return _mutants(arguments.seeds, arguments.jobs)
     began = time.monotonic()
     every: list[Played] = []
     failed: list[Played] = []
@@ -63,6 +65,30 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _mutants(seeds: int, jobs: int) -> int:
+    """Break the code in every way; 1 where one is not found within so many seeds."""
+    missed: list[str] = []
+    began = time.monotonic()
+    with shared() as folder:
+        for name, mutant in MUTANTS.items():
+            found = first_to_find(name, seeds, folder, jobs)
+            told = "NOT FOUND" if found is None else f"seed {found.seed}: {found.promise}"
+            _say(f"{mutant.promise:4} {name:36} {told}")
+            if found is None or found.promise == "error":
+                missed.append(name)
+    seconds = time.monotonic() - began
+    _say(f"{len(MUTANTS)} mutants, {len(missed)} not found, {seconds:.0f} s")
+    if not missed:
+        promises = sorted({mutant.promise for mutant in MUTANTS.values()}, key=_number)
+        command = f"make simulate SEEDS={seeds} ARGS=--mutants"
+        record("mutants", command, mutants=len(MUTANTS), promises=promises, seeds=seeds)
+    return 1 if missed else 0
+
+
+def _number(promise: str) -> int:
+    return int(promise[1:])
+
+
 def _say(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
@@ -78,6 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=1, help="the first one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="put a fault into the code")
+    parser.add_argument("--mutants", action="store_true", help="look for each of the faults")
     parser.add_argument("--failures", type=int, default=1, help="end after so many broken seeds")
     parser.add_argument("--trace", type=int, default=0, help="lines of the trace to show")
     parser.add_argument("--long", action="store_true", help="do not shorten what breaks")

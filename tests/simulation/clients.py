@@ -61,6 +61,10 @@ class Clients:
         mirror = self.world.mirror
         if isinstance(answer, Acceptance):
             mirror.acknowledged(wish.id, answer.digest, answer.durable_through)
+            if wish.expected is not None and answer.revision != wish.expected + 1:
+                raise Broken(
+                    "P1", f"{wish.id} wants {wish.expected} to be the newest: {answer.revision}"
+                )
             before = self.told.get(wish.id)
             if isinstance(before, Acceptance) and before.digest != answer.digest:
                 raise Broken("P6", f"{wish.id} was told {before.digest}, now {answer.digest}")
@@ -165,12 +169,18 @@ class Clients:
     def look(self, entity: str) -> None:
         """Read an entity, and hold what is shown against the journal."""
 
-        async def read(served: Served) -> Any:
-            return await served.journal.entity(entity)
+        mirror = self.world.mirror
+        known = len(mirror.entities.get(entity, ()))
 
-        def check(view: Any) -> None:
-            if not entity.startswith("contract/"):
-                self.world.mirror.shown(entity, view.revision, view.digest, view.state)
+        async def read(served: Served) -> Any:
+            view = await served.journal.entity(entity)
+            return view, await served.journal.gate(entity, view.revision)
+
+        def check(answer: Any) -> None:
+            view, ruling = answer
+            mirror.shown(entity, view.revision, view.digest, view.state)
+            if ruling.gate == "go":
+                mirror.passed(entity, ruling.revision, known)
             self.world.count("reads")
 
         try:

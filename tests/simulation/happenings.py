@@ -23,6 +23,8 @@ Facts = Mapping[str, Any]
 def send(world: World, facts: Facts) -> None:
     """A client sends an operation, or a batch; half of those that hear nothing send again."""
     wishes = [msgspec.convert(wish, Wish) for wish in facts["wishes"]]
+    if "look" in facts:
+        world.after(facts["look"], lambda: world.clients.look(wishes[-1].entity))
     world.clients.send(wishes, cancel=facts.get("cancel"))
     for wish in wishes:
         if wish.id not in world.clients.told and world.delay(1.0) < 0.5:

@@ -1,105 +1,335 @@
-"""Mutants: one fault each, put into the code before a world begins. Every one has to be found.
-
-``python -m tests.simulation --mutant NAME`` runs seeds with it.
-"""
+"""The mutants: one fault each in the code that a promise rests on."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from msgspec import Struct
-
-
-class Mutant(Struct, frozen=True):
-    """A function by its place, ``module:name`` or ``module:Class.name``, and what changes in it.
-
-    ``old`` MUST stand in its source exactly once. ``promise`` is what it breaks.
-    """
-
-    promise: str
-    where: str
-    old: str
-    new: str
-
+from tests.simulation.mutating import Mutant
 
 MUTANTS: Mapping[str, Mutant] = {
-    "answers-before-the-journal": Mutant(
+    "answer-before-append": Mutant(
         "P1",
         "journal.writepath:decide",
-        "await journal_entries(record, entries, ready.look)",
-        "pass",
+        "            await journal_entries(record, entries, ready.look)\n",
+        "            pass\n",
     ),
-    "permits-before-the-journal": Mutant(
-        "P3",
-        "journal.permits:_commit",
-        "answers = await decide(record, ready, operations, Claim(statements, begun))",
-        "import journal.writepath as _w, journal.handoff as _h\n"
-        "    _kept = _w.journal_entries\n"
-        "    async def _nothing(*_): return None\n"
-        "    _w.journal_entries = _nothing\n"
-        "    try:\n"
-        "        answers = await decide(record, ready, operations, Claim(statements, begun))\n"
-        "    finally:\n"
-        "        _w.journal_entries = _kept",
+    "answer-though-the-journal-is-away": Mutant(
+        "P1",
+        "journal.handoff:journal_entries",
+        "        raise JournalUnavailable(\n"
+        '            f"the decision is committed but not yet in the journal: {error}"\n'
+        "        ) from error\n",
+        "        return\n",
     ),
-    "known-operations-not-looked-up": Mutant(
+    "poison-forgotten": Mutant(
+        "P1",
+        "journal.writepath:_check_writer",
+        "    if record.poisoned is not None:\n",
+        "    if False:\n",
+    ),
+    "read-what-waits": Mutant(
+        "P1",
+        "journal.reading:read_heads",
+        "        if newest > later.sequence:\n            raise Pending\n",
+        "",
+    ),
+    "skip-the-handoff": Mutant(
+        "P1",
+        "journal.handoff:hand_off",
+        "        await journal_entries(record, entries, look)\n        look = await",
+        "        look = await",
+    ),
+    "operations-not-looked-up": Mutant(
         "P6",
         "journal.writepath:_view",
-        "rows = await log.operations([operation.operation for operation in operations])",
-        "rows = []",
+        "        rows = await log.operations([operation.operation for operation in operations])\n",
+        "        rows = []\n",
     ),
-    "marker-is-not-compared": Mutant(
+    "repeats-in-a-batch-not-seen": Mutant(
+        "P6",
+        "journal.acceptance:judge",
+        "        known[operation.operation] = entry\n",
+        "",
+    ),
+    "reuse-not-compared": Mutant(
+        "P6",
+        "journal.acceptance:repeat",
+        "    differing = [field for field, (now, then) in pairs.items() if now != then]\n"
+        "    if differing:\n"
+        "        raise OperationReused",
+        "    differing = [field for field, (now, then) in pairs.items() if now != then]\n"
+        "    if False:\n"
+        "        raise OperationReused",
+    ),
+    "expected-revision-ignored": Mutant(
+        "P6",
+        "journal.acceptance:_decide",
+        "    if expected is not None and expected != revision:\n",
+        "    if False:\n",
+    ),
+    "fence-compares-nothing": Mutant(
+        "P8",
+        "journal.store.tables:fence",
+        ' WHERE history = ? AND generation = ?"\n'
+        '        "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"',
+        " WHERE ? <> '' AND ? > 0\"\n        \"   AND ? >= 0 AND ? <> '' AND ? <> '' AND ? > 0),\"",
+    ),
+    "behind-is-clean": Mutant(
         "P8",
         "journal.detection:compare",
-        "if place.sequence < tip.sequence:",
-        "if False:",
+        "    if place.sequence < tip.sequence:\n        detail",
+        "    if False:\n        detail",
     ),
-    "unknown-becomes-ready": Mutant(
+    "another-history-is-clean": Mutant(
+        "P8",
+        "journal.detection:compare",
+        "    if place.history != tip.history:\n        detail",
+        "    if False:\n        detail",
+    ),
+    "rewound-journal-unseen": Mutant(
+        "P8",
+        "journal.detection:_contradiction",
+        "    if proves and not _holds_handed_off(control, seen, marker):\n",
+        "    if False:\n",
+    ),
+    "heads-not-compared": Mutant(
+        "P8",
+        "journal.detection:_differs",
+        "        row.revision != head.revision\n"
+        "        or row.digest != head.digest\n"
+        "        or hash_of(row.data.encode()) != head.data\n",
+        "        False\n",
+    ),
+    "replaced-unseen": Mutant(
+        "P8",
+        "journal.detection:compare",
+        " or (marker.instance, marker.tenant) != (instance, control.tenant):\n",
+        ":\n",
+    ),
+    "journal-appends-blindly": Mutant(
+        "P7",
+        "journal.log.engine:SqlLog.append",
+        "        if found != expects:\n            raise Moved(",
+        "        if False:\n            raise Moved(",
+    ),
+    "generation-not-compared": Mutant(
+        "P7",
+        "journal.reports:has_ended",
+        "    return lease >> GENERATION_BITS < authority.generation\n",
+        "    return False\n",
+    ),
+    "stage-ignored": Mutant(
+        "P7",
+        "journal.writepath:check_stage",
+        "    if not (control.authority.stage.decides or record.recovering):\n",
+        "    if False:\n",
+    ),
+    "stop-file-ignored": Mutant(
+        "P9",
+        "journal.writepath:check_door",
+        "    if not record.recovering:\n        record.stop.check()\n",
+        "",
+    ),
+    "incomplete-entity-accepted": Mutant(
+        "P5",
+        "journal.acceptance:judge",
+        "            if entity in view.incomplete:\n"
+        "                raise HistoryIncomplete(entity=entity)\n",
+        "",
+    ),
+    "incomplete-entity-released": Mutant(
+        "P5",
+        "journal.permits:_stopped",
+        "    if row.entity in flawed:\n        return works.hold(",
+        "    if False:\n        return works.hold(",
+    ),
+    "incomplete-answer-repeated": Mutant(
+        "P5",
+        "journal.acceptance:check_durable",
+        "    if through is not None and envelope.revision > through:\n",
+        "    if False:\n",
+    ),
+    "gate-passes-what-is-withdrawn": Mutant(
+        "P5",
+        "journal.gate:rule",
+        "    if standing.state in lifecycle.withdrawn and",
+        "    if False and",
+    ),
+    "gate-passes-what-is-superseded": Mutant(
+        "P5",
+        "journal.gate:rule",
+        "    elif wanted < standing.durable_through:\n",
+        "    elif False:\n",
+    ),
+    "gate-passes-what-is-not-durable": Mutant(
+        "P5",
+        "journal.gate:rule",
+        "    if not standing.complete:\n",
+        "    if False:\n",
+    ),
+    "permit-before-journal": Mutant(
+        "P3",
+        "journal.permits:_running",
+        " if row.effect != Effect.EXTERNAL or row.id in commitments}\n",
+        "}\n",
+    ),
+    "refused-commitment-permits": Mutant(
+        "P3",
+        "journal.permits:_commit",
+        "        if isinstance(answer, Acceptance):\n"
+        "            commitments[row.id] = answer.digest\n"
+        "        else:\n",
+        "        commitments[row.id] = getattr(answer, 'digest', '')\n"
+        "        if not isinstance(answer, Acceptance):\n",
+    ),
+    "claim-repeated-is-new": Mutant(
+        "P4",
+        "journal.permits:claim",
+        "        if again is not None:\n            return again\n",
+        "",
+    ),
+    "lane-held-is-ignored": Mutant(
+        "P7",
+        "journal.permits:claim",
+        "        if held is not None:\n            return Claimed([], held)\n",
+        "",
+    ),
+    "withdrawn-is-committed": Mutant(
+        "P4",
+        "journal.release:check_report",
+        "        if withdrawn or row.cancel_requested:\n",
+        "        if False:\n",
+    ),
+    "lease-not-compared": Mutant(
+        "P7",
+        "journal.release:check_report",
+        "    elif report.lease is not None and report.lease != row.lease:\n",
+        "    elif False:\n",
+    ),
+    "lease-does-not-rise": Mutant(
+        "P7",
+        "journal.permits:next_lease",
+        "    return max(row.lease, generation << GENERATION_BITS) + 1\n",
+        "    return (generation << GENERATION_BITS) + 1\n",
+    ),
+    "late-heartbeat-holds": Mutant(
+        "P7",
+        "journal.reports:beat",
+        "for claim in beating.claims if not has_ended(claim[1], authority)]\n",
+        "for claim in beating.claims]\n",
+    ),
+    "always-repeatable": Mutant(
         "P4",
         "journal.outcomes:repeatable",
-        "return terms.contract is Contract.IDEMPOTENT and",
-        "return",
+        "    if not row.maybe:\n        return True\n    since",
+        "    if True:\n        return True\n    since",
+    ),
+    "window-never-ends": Mutant(
+        "P4",
+        "journal.outcomes:repeatable",
+        "0 <= since < terms.window - terms.timeout\n",
+        "True\n",
+    ),
+    "a-call-is-forgotten": Mutant(
+        "P4",
+        "journal.outcomes:may_have_called",
+        "    return row.started is not None or not row.step.startswith(PICKED_UP)\n",
+        "    return False\n",
+    ),
+    "not-found-is-enough": Mutant(
+        "P4",
+        "journal.outcomes:after_answer",
+        "    if told is Told.VOID or (told is Told.NOT_FOUND and over and passed and kept):\n",
+        "    if told in {Told.VOID, Told.NOT_FOUND, Told.UNKNOWN}:\n",
+    ),
+    "refusal-of-one-of-many": Mutant(
+        "P4",
+        "journal.outcomes:only_attempt",
+        "    return not row.maybe or row.attempts <= 1\n",
+        "    return True\n",
+    ),
+    "observed-receipt-ignored": Mutant(
+        "P4",
+        "journal.observing:tells",
+        "    return found.outcome == Said.CONFIRMED\n",
+        "    return False\n",
+    ),
+    "table-put-back-unseen": Mutant(
+        "P4",
+        "journal.permits:claim",
+        "        await _keep_derived(record, ready, picked)\n",
+        "",
+    ),
+    "committed-comes-back-ready": Mutant(
+        "P4",
+        "journal.folding:after_report",
+        "                status=str(Status.RUNNING),\n"
+        "                committed=row.committed or now,\n",
+        "                status=str(Status.READY),\n"
+        "                committed=row.committed or now,\n",
+    ),
+    "steps-trusted-after-a-restore": Mutant(
+        "P4",
+        "journal.writepath:make_ready",
+        "    if record.doubtful:\n        await _doubt_steps(record, ready)\n",
+        "",
+    ),
+    "local-only-kept": Mutant(
+        "P7",
+        "reconstruct.applying:undo",
+        "                statements.append(tables.delete_decisions_above(base.common))\n",
+        "                pass\n",
+    ),
+    "history-goes-on": Mutant(
+        "P7",
+        "reconstruct.recovery:_start_history",
+        "        history = record.clock.fresh()\n",
+        "        history = control.authority.history\n",
+    ),
+    "generation-stays": Mutant(
+        "P7",
+        "reconstruct.beginning:begin",
+        "known) + (0 if resumed else 1)\n",
+        "known)\n",
+    ),
+    "replay-skips-the-chain": Mutant(
+        "P5",
+        "reconstruct.replay:Replay._apply",
+        "            if flaw is not None:\n",
+        "            if False:\n",
+    ),
+    "replay-takes-any-data": Mutant(
+        "P11",
+        "reconstruct.replay:_data_after",
+        "    if hash_of(data) != entry.envelope.outcome.data:\n",
+        "    if False:\n",
+    ),
+    "replay-loses-a-page": Mutant(
+        "P2",
+        "reconstruct.applying:walk",
+        "            await _replay_page(record, rows, rebuild, replay, keep)\n"
+        "        replay.forget()",
+        "            await _replay_page(record, rows[:-1] or rows, rebuild, replay, keep)\n"
+        "        replay.forget()",
+    ),
+    "marker-ahead-of-its-rows": Mutant(
+        "P11",
+        "reconstruct.applying:_keep",
+        "    await _project(record, [fence, ",
+        "    await commit(record, [fence])\n"
+        "    fence = tables.fence(await the_marker(record), place, place.sequence)\n"
+        "    await _project(record, [fence, ",
+    ),
+    "expired-work-is-left": Mutant(
+        "P12",
+        "journal.sweeping:_move",
+        '        if not rows or (rows[0].sweep_at or "") > now[0][0]:\n',
+        "        if True:\n",
+    ),
+    "observations-are-left": Mutant(
+        "P12",
+        "journal.sweeping:_absorb",
+        "    while rows := await record.journal().stream(OBSERVATIONS, after, PORTION):\n",
+        "    while rows := []:\n",
     ),
 }
-
-
-def apply(name: str) -> None:
-    """Put a mutant in the place of the code, wherever that has been imported."""
-    mutant = MUTANTS[name]
-    module_name, _, path = mutant.where.partition(":")
-    module = importlib.import_module(module_name)
-    owner: Any = module
-    *outer, last = path.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    original = getattr(owner, last)
-    made = _mutated(original, mutant, vars(module))
-    setattr(owner, last, made)
-    if owner is module:
-        _everywhere(original, made, last)
-
-
-def _mutated(original: Callable[..., Any], mutant: Mutant, names: dict[str, Any]) -> Any:
-    source = textwrap.dedent(inspect.getsource(original))
-    if source.count(mutant.old) != 1:
-        raise LookupError(f"{mutant.where} holds {source.count(mutant.old)} times: {mutant.old}")
-    found: dict[str, Any] = {}
-    code = f"from __future__ import annotations\n{source.replace(mutant.old, mutant.new)}"
-    exec(compile(code, mutant.where, "exec"), names, found)  # noqa: S102 - our own source
-    return found[original.__name__]
-
-
-def _everywhere(original: Any, made: Any, name: str) -> None:
-    """Modules that imported a function by its name have it under that name."""
-    import sys
-
-    for module in [*sys.modules.values()]:
-        if getattr(module, name, None) is original and module.__name__.split(".")[0] in _OURS:
-            setattr(module, name, made)
-
-
-_OURS = frozenset({"journal", "reconstruct", "api"})

@@ -84,6 +84,10 @@ def lines_of(values: Iterable[Any]) -> list[Line]:
     return found
 
 
+WITHDRAWN = frozenset({"cancelled"})
+"""States in which nothing of an entity may have effects."""
+
+
 class Mirror:
     """Everything that the journal holds, and what follows from it."""
 
@@ -265,6 +269,14 @@ class Mirror:
             raise Broken("P1", f"{entity} is shown at revision {revision}, of {len(known)} known")
         if known[revision - 1].state != state:
             raise Broken("P1", f"{entity} is shown {state}, journalled {known[revision - 1].state}")
+
+    def passed(self, entity: str, revision: int, known: int) -> None:
+        """A revision may have effects, for somebody who asked when so many were known (P5)."""
+        lines = self.entities.get(entity, [])
+        if not known <= revision <= len(lines):
+            raise Broken("P5", f"{entity} may have effects at {revision}, superseded by {known}")
+        if lines[revision - 1].state in WITHDRAWN:
+            raise Broken("P5", f"{entity} may have effects, and is {lines[revision - 1].state}")
 
     def sealed(self, entity: str, through: int, *, go: bool = False) -> None:
         """A caller is told through which revision its entity's history is whole, or to go (P5)."""

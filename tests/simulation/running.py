@@ -12,14 +12,15 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from tests.simulation import mutants
+from tests.simulation import mutating
+from tests.simulation.mutants import MUTANTS
 from tests.simulation.playing import Played, play
 from tests.simulation.workload import Event
 
@@ -45,7 +46,7 @@ def run_all(
     jobs: int,
     mutant: str | None = None,
     told: Callable[[Played], None] = lambda _: None,
-) -> Iterator[Played]:
+) -> Generator[Played]:
     """How each seed went, as soon as it is known."""
     waiting = iter(seeds)
     running: dict[int, Child] = {}
@@ -70,6 +71,14 @@ def run_all(
         for child in running.values():
             os.kill(child.pid, signal.SIGKILL)
             _reap(child)
+
+
+def first_to_find(name: str, seeds: int, folder: Path, jobs: int) -> Played | None:
+    """The first seed that finds a mutant, of so many and the one that it is known for."""
+    known = MUTANTS[name].seed
+    tried = run_all([known, *range(1, seeds + 1)], folder, jobs, name)
+    with closing(tried):
+        return next((played for played in tried if played.promise is not None), None)
 
 
 def run_one(
@@ -106,7 +115,7 @@ def _fork(seed: int, folder: Path, events: Sequence[Event] | None, mutant: str |
 def _play(seed: int, folder: Path, events: Sequence[Event] | None, mutant: str | None) -> Played:
     try:
         if mutant is not None:
-            mutants.apply(mutant)
+            mutating.apply(MUTANTS[mutant])
         return play(seed, folder, events)
     except Exception:  # noqa: BLE001 - a fault of the simulation's own, or of the code
         return Played(seed, "", {}, "error", traceback.format_exc())

@@ -76,8 +76,21 @@ def workload_of(seed: int) -> list[Event]:
     """The events of a seed, in their order."""
     random = Random(f"{seed}/workload")
     profile = profile_of(seed)
-    events = [*_of_clients(random), *_of_workers(random), *_of_faults(random, profile)]
+    clients = [_with_more(Random(f"{seed}/{n}"), e) for n, e in enumerate(_of_clients(random))]
+    events = [*clients, *_of_workers(random), *_of_faults(random, profile)]
     return sorted(events, key=lambda event: event.at)
+
+
+def _with_more(random: Random, event: Event) -> Event:
+    """The same event, perhaps with somebody who looks meanwhile, or an operation sent twice."""
+    if event.kind != "send":
+        return event
+    facts = dict(event.facts)
+    if random.random() < 0.3:
+        facts["look"] = round(random.random() * 0.02, 5)
+    if random.random() < 0.05:
+        facts["wishes"] = [facts["wishes"][0], *facts["wishes"]]
+    return Event(event.at, event.kind, facts)
 
 
 def _at(random: Random) -> float:

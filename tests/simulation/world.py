@@ -73,7 +73,8 @@ class World:
 
     def note(self, what: str, /, **facts: Any) -> None:
         """One line of the trace."""
-        line = f"{self.hub.now:9.3f} {self.hub.steps:6d} {what} {say(facts)}"
+        told = say(facts).replace(f"{self.folder}/", "")
+        line = f"{self.hub.now:9.3f} {self.hub.steps:6d} {what} {told}"
         self._hash.update(line.encode())
         self.trace.append(line)
 
@@ -165,7 +166,9 @@ class World:
         self.mirror.take(lines, authority)
         for line in lines:
             self.count("decisions" if line.stream == "decisions" else line.stream)
-            self.note("journal", op=line.operation, digest=line.digest[:16])
+            # Not its digest: a control entry names evidence, where paths and times of files stand.
+            at = f"{line.entity}@{line.revision}"
+            self.note("journal", op=line.operation, at=at, action=line.action, state=line.state)
         if self.mirror.history != history:
             self.disks.behind.clear()
 
