@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,9 @@ _SESSION = {
     "tcp_keepalives_count": 3,
 }
 """A step may take hours; a machine that is gone holds the lock for less than a minute."""
+PATIENCE = 5.0
+"""Seconds that a session has to end in after its process was killed: the server notices later."""
+_PAUSE = 0.05
 _TRY = "SELECT pg_try_advisory_lock($1)"
 _HOLDER = """
 SELECT l.pid, coalesce(host(a.client_addr), 'this server')
@@ -35,7 +39,7 @@ def recovering_alone(url: str, tenant: str, *, of_store: bool) -> Iterator[None]
     """Hold the lock of a tenant's recoveries at one server, for one step.
 
     It decides nothing: a server that does not answer gives none, and the step goes on. Raises
-    Refused while another session holds it.
+    Refused while another session holds it, and goes on holding it for PATIENCE seconds.
     """
     place = where(url, STORE if of_store else JOURNAL, tenant)
     key = key_of(f"recovery of {place.schema}")
@@ -43,7 +47,7 @@ def recovering_alone(url: str, tenant: str, *, of_store: bool) -> Iterator[None]
     try:
         try:
             wire = Wire(place.connecting(**_SESSION), place.label)
-            taken = wire.send([Sent(_TRY, (key,))])[0][0][0]
+            taken = _take(wire, key)
             holders = [] if taken else wire.send([Sent(_HOLDER, (key,))])[0]
         except (Failed, Unreachable) as error:
             LOGGER.debug("no lock of recoveries: %s", error)
@@ -54,6 +58,15 @@ def recovering_alone(url: str, tenant: str, *, of_store: bool) -> Iterator[None]
     finally:
         if wire is not None:
             wire.close()
+
+
+def _take(wire: Wire, key: int) -> bool:
+    until = time.monotonic() + PATIENCE
+    while not wire.send([Sent(_TRY, (key,))])[0][0][0]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PAUSE)
+    return True
 
 
 def _held(label: str, holders: list[tuple[Any, ...]]) -> Refused:

@@ -15,7 +15,7 @@ from tests.soak.processes import SECONDS, Server, until
 
 AGAIN = "make soak ARGS=tests/faults"
 """The command that makes every call fail and cuts the power at every write."""
-SHARES = [10, pytest.param(1, marks=pytest.mark.soak)]
+SHARES = [25, pytest.param(1, marks=pytest.mark.soak)]
 """A plain run takes one of so many, a long one all."""
 
 SYNC = "fdatasync,fsync"

@@ -475,7 +475,7 @@ class Asked(Releases):
             self.receipts.add(identity)
 
 
-EXAMPLES, STEPS = (400, 40) if LONG else (12, 30)
+EXAMPLES, STEPS = (400, 40) if LONG else (6, 25)
 LIMITS = hypothesis.settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,

@@ -55,7 +55,7 @@ STEPS = [
     ["recover", "reconcile"],
     ["recover", "reopen"],
 ]
-SHARE = 21
+SHARE = 51
 """One point in so many is tried in a plain run, all of them in the long one. Odd: both sides."""
 AGAIN = 40
 

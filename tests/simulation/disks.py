@@ -114,6 +114,27 @@ class Disks:
         self.reckon()
         return True
 
+    def put_table_back(self, depth: float) -> bool:
+        """Put rows of releases back that stand in an earlier copy too; whether any are there."""
+        copies = self.copies["store"]
+        if not copies or not self.store.exists():
+            return False
+        chosen = copies[min(int(depth * len(copies)), len(copies) - 1)]
+        try:
+            with closing(sqlite3.connect(self.store, timeout=0)) as present:
+                present.execute("ATTACH ? AS earlier", (str(chosen.file),))
+                columns = [row[1] for row in present.execute("PRAGMA table_info(unrewind_work)")]
+                kept = ", ".join(name for name in columns if name not in {"number", "id"})
+                changed = present.execute(
+                    f"UPDATE unrewind_work SET ({kept}) = (SELECT {kept} FROM earlier.unrewind_work"
+                    " AS o WHERE o.id = unrewind_work.id) WHERE effect = 'external'"
+                    " AND id IN (SELECT id FROM earlier.unrewind_work)"
+                ).rowcount
+                present.commit()
+        except sqlite3.Error:
+            return False
+        return changed > 0
+
     def reckon(self) -> None:
         """While the journal is an older one, what the store does not hold either is gone."""
         self.world.mirror.reckon(self._stored([])[0])

@@ -80,6 +80,12 @@ def rewind(world: World, facts: Facts) -> None:
         world.clients.forget(world.mirror.gone)
 
 
+def table(world: World, facts: Facts) -> None:
+    """The table of work is put back alone."""
+    if world.disks.put_table_back(facts["depth"]):
+        world.count("rewind:table")
+
+
 def fault(world: World, facts: Facts) -> None:
     """Something is to go wrong at a service's statement."""
     world.faults.arm(facts["role"], facts["moment"], facts["left"], facts["kind"])
@@ -220,6 +226,7 @@ HAPPENS: Mapping[str, Callable[[World, Facts], None]] = {
         sealed,
         copy,
         rewind,
+        table,
         fault,
         kill,
         freeze,

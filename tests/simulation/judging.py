@@ -52,7 +52,7 @@ def state(world: World) -> None:
 
 def come_to_rest(world: World) -> None:
     """Recovery ends, every caller gets an answer, every lane drains. Raises Broken."""
-    _recovered(world)
+    recover(world)
     for resume in world.paused:
         resume()
     for wish in [*world.clients.open.values()]:
@@ -65,7 +65,8 @@ def come_to_rest(world: World) -> None:
             raise Broken("liveness", f"work never ends: {row}")
 
 
-def _recovered(world: World) -> None:
+def recover(world: World) -> None:
+    """Have the operator bring the tenant back. Raises Broken where that does not come about."""
     for _ in range(_ROUNDS):
         found = world.operator.look()
         if found is not None and found.stage == Stage.OPEN and found.stopped is None:

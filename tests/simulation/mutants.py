@@ -21,12 +21,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "        ) from error\n",
         "        return\n",
     ),
-    "poison-forgotten": Mutant(
-        "P1",
-        "journal.writepath:_check_writer",
-        "    if record.poisoned is not None:\n",
-        "    if False:\n",
-    ),
     "read-what-waits": Mutant(
         "P1",
         "journal.reading:read_heads",
@@ -80,37 +74,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "    if place.sequence < tip.sequence:\n        detail",
         "    if False:\n        detail",
     ),
-    "another-history-is-clean": Mutant(
-        "P8",
-        "journal.detection:compare",
-        "    if place.history != tip.history:\n        detail",
-        "    if False:\n        detail",
-    ),
     "rewound-journal-unseen": Mutant(
         "P8",
         "journal.detection:_contradiction",
         "    if proves and not _holds_handed_off(control, seen, marker):\n",
         "    if False:\n",
-    ),
-    "heads-not-compared": Mutant(
-        "P8",
-        "journal.detection:_differs",
-        "        row.revision != head.revision\n"
-        "        or row.digest != head.digest\n"
-        "        or hash_of(row.data.encode()) != head.data\n",
-        "        False\n",
-    ),
-    "replaced-unseen": Mutant(
-        "P8",
-        "journal.detection:compare",
-        " or (marker.instance, marker.tenant) != (instance, control.tenant):\n",
-        ":\n",
-    ),
-    "journal-appends-blindly": Mutant(
-        "P7",
-        "journal.log.engine:SqlLog.append",
-        "        if found != expects:\n            raise Moved(",
-        "        if False:\n            raise Moved(",
     ),
     "generation-not-compared": Mutant(
         "P7",
@@ -118,36 +86,18 @@ MUTANTS: Mapping[str, Mutant] = {
         "    return lease >> GENERATION_BITS < authority.generation\n",
         "    return False\n",
     ),
-    "stage-ignored": Mutant(
-        "P7",
+    "closed-is-open": Mutant(
+        "P9",
         "journal.writepath:check_stage",
         "    if not (control.authority.stage.decides or record.recovering):\n",
         "    if False:\n",
-    ),
-    "stop-file-ignored": Mutant(
-        "P9",
-        "journal.writepath:check_door",
-        "    if not record.recovering:\n        record.stop.check()\n",
-        "",
-    ),
-    "incomplete-entity-accepted": Mutant(
-        "P5",
-        "journal.acceptance:judge",
-        "            if entity in view.incomplete:\n"
-        "                raise HistoryIncomplete(entity=entity)\n",
-        "",
-    ),
-    "incomplete-entity-released": Mutant(
-        "P5",
-        "journal.permits:_stopped",
-        "    if row.entity in flawed:\n        return works.hold(",
-        "    if False:\n        return works.hold(",
-    ),
-    "incomplete-answer-repeated": Mutant(
-        "P5",
-        "journal.acceptance:check_durable",
-        "    if through is not None and envelope.revision > through:\n",
-        "    if False:\n",
+        also=(
+            (
+                "journal.writepath:check_door",
+                "    if not record.recovering:\n        record.stop.check()\n",
+                "",
+            ),
+        ),
     ),
     "gate-passes-what-is-withdrawn": Mutant(
         "P5",
@@ -164,8 +114,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "gate-passes-what-is-not-durable": Mutant(
         "P5",
         "journal.gate:rule",
-        "    if not standing.complete:\n",
-        "    if False:\n",
+        "    reasons = [*held]\n",
+        "    import msgspec\n"
+        "    reasons = [*held]\n"
+        "    if standing is not None:\n"
+        "        through = max(standing.revision, revision or 0)\n"
+        "        standing = msgspec.structs.replace(\n"
+        "            standing, complete=True, durable_through=through\n"
+        "        )\n",
     ),
     "permit-before-journal": Mutant(
         "P3",
@@ -181,12 +137,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "        else:\n",
         "        commitments[row.id] = getattr(answer, 'digest', '')\n"
         "        if not isinstance(answer, Acceptance):\n",
-    ),
-    "claim-repeated-is-new": Mutant(
-        "P4",
-        "journal.permits:claim",
-        "        if again is not None:\n            return again\n",
-        "",
     ),
     "lane-held-is-ignored": Mutant(
         "P7",
@@ -211,12 +161,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.permits:next_lease",
         "    return max(row.lease, generation << GENERATION_BITS) + 1\n",
         "    return (generation << GENERATION_BITS) + 1\n",
-    ),
-    "late-heartbeat-holds": Mutant(
-        "P7",
-        "journal.reports:beat",
-        "for claim in beating.claims if not has_ended(claim[1], authority)]\n",
-        "for claim in beating.claims]\n",
     ),
     "always-repeatable": Mutant(
         "P4",
@@ -291,18 +235,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "reconstruct.beginning:begin",
         "known) + (0 if resumed else 1)\n",
         "known)\n",
-    ),
-    "replay-skips-the-chain": Mutant(
-        "P5",
-        "reconstruct.replay:Replay._apply",
-        "            if flaw is not None:\n",
-        "            if False:\n",
-    ),
-    "replay-takes-any-data": Mutant(
-        "P11",
-        "reconstruct.replay:_data_after",
-        "    if hash_of(data) != entry.envelope.outcome.data:\n",
-        "    if False:\n",
     ),
     "replay-loses-a-page": Mutant(
         "P2",

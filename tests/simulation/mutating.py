@@ -19,7 +19,8 @@ class Mutant(Struct, frozen=True):
     """A function by its place, ``module:name`` or ``module:Class.name``, and what changes in it.
 
     ``old`` MUST stand in its source exactly once. ``promise`` is what it breaks, ``seed`` one that
-    finds it: where it has to be looked for, that is asked first.
+    finds it: where it has to be looked for, that is asked first. ``also`` is what would hide it: a
+    rule that is kept at two places has to be broken at both.
     """
 
     promise: str
@@ -27,30 +28,38 @@ class Mutant(Struct, frozen=True):
     old: str
     new: str
     seed: int = 1
+    also: tuple[tuple[str, str, str], ...] = ()
 
 
 def apply(mutant: Mutant) -> None:
     """Put a mutant in the place of the code, wherever that has been imported."""
-    module_name, _, path = mutant.where.partition(":")
+    for where, old, new in ((mutant.where, mutant.old, mutant.new), *mutant.also):
+        _change(where, old, new)
+
+
+def _change(where: str, old: str, new: str) -> None:
+    module_name, _, path = where.partition(":")
     module = importlib.import_module(module_name)
     owner: Any = module
     *outer, last = path.split(".")
     for part in outer:
         owner = getattr(owner, part)
     original = getattr(owner, last)
-    made = _mutated(original, mutant, vars(module))
+    made = _mutated(original, where, old, new, vars(module))
     setattr(owner, last, made)
     if owner is module:
         _everywhere(original, made, last)
 
 
-def _mutated(original: Callable[..., Any], mutant: Mutant, names: dict[str, Any]) -> Any:
+def _mutated(
+    original: Callable[..., Any], where: str, old: str, new: str, names: dict[str, Any]
+) -> Any:
     source = textwrap.dedent(inspect.getsource(original))
-    if source.count(mutant.old) != 1:
-        raise LookupError(f"{mutant.where} holds {source.count(mutant.old)} times: {mutant.old}")
+    if source.count(old) != 1:
+        raise LookupError(f"{where} holds {source.count(old)} times: {old}")
     found: dict[str, Any] = {}
-    code = f"from __future__ import annotations\n{source.replace(mutant.old, mutant.new)}"
-    exec(compile(code, mutant.where, "exec"), names, found)  # noqa: S102 - our own source
+    code = f"from __future__ import annotations\n{source.replace(old, new)}"
+    exec(compile(code, where, "exec"), names, found)  # noqa: S102 - our own source
     return found[original.__name__]
 
 

@@ -16,6 +16,8 @@ from msgspec import Struct
 
 COMMITTED = "release.committed"
 _DECIDING = frozenset({"internal", "external", "open"})
+_SENDING = frozenset({"external", "open"})
+_GENERATION_BITS = 32
 _COLUMNS = 10
 
 
@@ -223,9 +225,28 @@ class Mirror:
                 f"{line.operation} is revision {line.revision} of {line.entity} after "
                 f"{line.predecessor}; the journal holds {len(before)}, the last one {digest}",
             )
+        if line.action.startswith("release."):
+            self._judge_report(line)
         if line.digest in self.foreign:
             how = self.foreign[line.digest]
             raise Broken("P8", f"{line.operation} was journalled from a store that {how}")
+
+    def _judge_report(self, line: Line) -> None:
+        report = json.loads(line.body)
+        release, lease = report["release"], report.get("lease")
+        known = [lease for _, lease in self.commitments.get(release, ()) if lease is not None]
+        if line.action != COMMITTED:
+            if lease is not None and known and lease != known[-1]:
+                raise Broken(
+                    "P7", f"{line.operation} is of claim {lease}, the newest is {known[-1]}"
+                )
+            return
+        if self.stage not in _SENDING:
+            raise Broken("P7", f"{line.operation} is committed at stage {self.stage}")
+        if lease >> _GENERATION_BITS != self.generation or (known and lease <= known[-1]):
+            raise Broken("P7", f"{line.operation} has claim {lease} after {known}")
+        if line.state in WITHDRAWN:
+            raise Broken("P4", f"{line.operation} is committed, and {line.entity} is {line.state}")
 
     def _add(self, line: Line) -> None:
         self.lines.append(line)

@@ -78,7 +78,22 @@ def workload_of(seed: int) -> list[Event]:
     profile = profile_of(seed)
     clients = [_with_more(Random(f"{seed}/{n}"), e) for n, e in enumerate(_of_clients(random))]
     events = [*clients, *_of_workers(random), *_of_faults(random, profile)]
+    events += _in_the_midst(Random(f"{seed}/midst"), events)
     return sorted(events, key=lambda event: event.at)
+
+
+def _in_the_midst(random: Random, events: list[Event]) -> list[Event]:
+    """A turn that stands still while the store is put back; a table of work put back alone."""
+    more = []
+    for event in events:
+        if event.kind == "rewind" and random.random() < 0.3:
+            fault = {"role": "store", "moment": "any", "left": random.randrange(8)}
+            more.append(Event(round(event.at - 0.02, 2), "fault", {**fault, "kind": "freeze"}))
+            wishes = [_wish(random, f"op-midst-{event.at}", f"order/{random.randrange(4)}")]
+            more.append(Event(round(event.at - 0.01, 2), "send", {"wishes": wishes}))
+    if random.random() < 0.25:
+        more.append(Event(_at(random), "table", {"depth": round(random.random(), 3)}))
+    return more
 
 
 def _with_more(random: Random, event: Event) -> Event:
@@ -87,7 +102,7 @@ def _with_more(random: Random, event: Event) -> Event:
         return event
     facts = dict(event.facts)
     if random.random() < 0.3:
-        facts["look"] = round(random.random() * 0.02, 5)
+        facts["look"] = random.choice((0.0, 0.0, round(random.random() * 0.02, 5)))
     if random.random() < 0.05:
         facts["wishes"] = [facts["wishes"][0], *facts["wishes"]]
     return Event(event.at, event.kind, facts)

@@ -35,7 +35,7 @@ from tests.support.proof import record
 from tests.support.whole import verify_files
 
 SEED = int(os.environ.get("UNREWIND_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-SHORT, LONG = 20, int(os.environ.get("UNREWIND_ROUNDS", "200"))
+SHORT, LONG = 12, int(os.environ.get("UNREWIND_ROUNDS", "200"))
 _QUIET = 60.0
 _LATER = "2099-01-01T00:00:00Z"
 _DIGEST = "5a" * 32

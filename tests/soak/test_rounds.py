@@ -25,7 +25,7 @@ from tests.support.proof import record
 from tests.support.whole import verify_files
 
 SEED = int(os.environ.get("UNREWIND_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-SHORT, LONG = 10, int(os.environ.get("UNREWIND_ROUNDS", "100"))
+SHORT, LONG = 8, int(os.environ.get("UNREWIND_ROUNDS", "100"))
 _CLIENTS, _CALLS = 32, 12
 _CHECKED = 1000
 _KEPT = 6
