@@ -81,24 +81,24 @@ def single_decisions(context: Context) -> Result:
     """S1: decisions a second at 64 connections, every run of ours between two no-ops."""
     seconds = context.size(5, 1)
     with servers(context) as running:
-        noop = running.other(stack.NOOP, CONNECTIONS, seconds)
-        straight = running.other(stack.NOOP_STRAIGHT, CONNECTIONS, seconds)
+        noop = running.other(stack.NOOP_STRAIGHT, CONNECTIONS, seconds)
+        routed = running.other(stack.NOOP, CONNECTIONS, seconds)
         own = running.own(CONNECTIONS, seconds)
 
         def beside(side: Side) -> float:
-            """The no-op past the router is measured too, beside the one that is compared."""
+            """The no-op through the router is measured too, beside the one that is compared."""
             if side is noop:
-                past.append(straight.rate())
+                through.append(routed.rate())
             return side.rate()
 
-        past: list[float] = []
+        through: list[float] = []
         pairs = _compared(context, noop, own, beside)
         with processes.responder() as target:
             bare = Side(running.generator, target, "/", CONNECTIONS, 1)
             ceiling = [bare.rate() for _ in range(3)]
     sides = {"no-op": noop} if isinstance(own, str) else {"no-op": noop, "ours": own}
     also = [
-        Figure("a no-op past the router, as ours is", "requests/s", past),
+        Figure("a no-op through the router", "requests/s", through),
         Figure("load generator's ceiling", "requests/s", ceiling),
     ]
     notes: list[str] = []

@@ -17,7 +17,7 @@ MEASURES = (
     Measure(
         "S1",
         "single decisions over HTTP, 64 connections",
-        "a no-op POST behind the same authentication",
+        "a no-op POST behind the same authentication, past the router as ours",
         0.85,
         over_http.single_decisions,
     ),

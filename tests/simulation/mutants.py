@@ -26,6 +26,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.reading:read_heads",
         "        if newest > later.sequence:\n            raise Pending\n",
         "",
+        also=(
+            (
+                "journal.reading:_vouch",
+                "    if later or not own or _is_other_data(own[0], head.data):\n",
+                "    if False:\n",
+            ),
+        ),
     ),
     "skip-the-handoff": Mutant(
         "P1",
@@ -67,12 +74,6 @@ MUTANTS: Mapping[str, Mutant] = {
         ' WHERE history = ? AND generation = ?"\n'
         '        "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"',
         " WHERE ? <> '' AND ? > 0\"\n        \"   AND ? >= 0 AND ? <> '' AND ? <> '' AND ? > 0),\"",
-    ),
-    "behind-is-clean": Mutant(
-        "P8",
-        "journal.detection:compare",
-        "    if place.sequence < tip.sequence:\n        detail",
-        "    if False:\n        detail",
     ),
     "rewound-journal-unseen": Mutant(
         "P8",
@@ -144,12 +145,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "        if held is not None:\n            return Claimed([], held)\n",
         "",
     ),
-    "withdrawn-is-committed": Mutant(
-        "P4",
-        "journal.release:check_report",
-        "        if withdrawn or row.cancel_requested:\n",
-        "        if False:\n",
-    ),
     "lease-not-compared": Mutant(
         "P7",
         "journal.release:check_report",
@@ -167,12 +162,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.outcomes:repeatable",
         "    if not row.maybe:\n        return True\n    since",
         "    if True:\n        return True\n    since",
-    ),
-    "window-never-ends": Mutant(
-        "P4",
-        "journal.outcomes:repeatable",
-        "0 <= since < terms.window - terms.timeout\n",
-        "True\n",
     ),
     "a-call-is-forgotten": Mutant(
         "P4",
@@ -236,14 +225,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "known) + (0 if resumed else 1)\n",
         "known)\n",
     ),
-    "replay-loses-a-page": Mutant(
-        "P2",
-        "reconstruct.applying:walk",
-        "            await _replay_page(record, rows, rebuild, replay, keep)\n"
-        "        replay.forget()",
-        "            await _replay_page(record, rows[:-1] or rows, rebuild, replay, keep)\n"
-        "        replay.forget()",
-    ),
     "marker-ahead-of-its-rows": Mutant(
         "P11",
         "reconstruct.applying:_keep",
@@ -252,16 +233,83 @@ MUTANTS: Mapping[str, Mutant] = {
         "    fence = tables.fence(await the_marker(record), place, place.sequence)\n"
         "    await _project(record, [fence, ",
     ),
-    "expired-work-is-left": Mutant(
-        "P12",
-        "journal.sweeping:_move",
-        '        if not rows or (rows[0].sweep_at or "") > now[0][0]:\n',
-        "        if True:\n",
-    ),
     "observations-are-left": Mutant(
         "P12",
         "journal.sweeping:_absorb",
         "    while rows := await record.journal().stream(OBSERVATIONS, after, PORTION):\n",
         "    while rows := []:\n",
+    ),
+    "every-comparison-is-clean": Mutant(
+        "P8",
+        "journal.detection:compare",
+        "    tip = tip_of(control.authority, seen.look.last)\n",
+        "    return Finding(Verdict.CLEAN, 'mutant', {})\n    tip = tip_of(control.authority, seen.look.last)\n",
+    ),
+    "durable-further-than-the-journal": Mutant(
+        "P1",
+        "journal.acceptance:receipt",
+        "        durable_through=envelope.revision,\n",
+        "        durable_through=envelope.revision + 1,\n",
+    ),
+    "another-hash-than-the-data": Mutant(
+        "P10",
+        "journal.acceptance:_decide",
+        "        outcome=Outcome(hash_of(data), state),\n",
+        "        outcome=Outcome(hash_of(b'{}'), state),\n",
+    ),
+    "a-gap-is-durable": Mutant(
+        "P5",
+        "journal.sealed:_answer",
+        "        durable_through=entity.chain.boundary.revision,\n",
+        "        durable_through=entry.envelope.revision,\n",
+    ),
+    "replay-forgets-what-it-replayed": Mutant(
+        "P11",
+        "reconstruct.replay:Replay.step",
+        "    self.heads[row.entity] = head_after(decision)\n",
+        "    self.heads.setdefault(row.entity, head_after(decision))\n",
+    ),
+    "nothing-is-swept": Mutant(
+        "P12",
+        "journal.sweeping:_portion",
+        "    with record.lock.held():\n",
+        "    return []\n    with record.lock.held():\n",
+    ),
+    "a-lost-answer-means-not-sent": Mutant(
+        "P4",
+        "api.replies:judge_sent",
+        "        if heard.sent:\n",
+        "        if False:\n",
+    ),
+    "confirmed-is-not-done": Mutant(
+        "P4",
+        "journal.folding:after_report",
+        "Status.DONE, now, report.evidence)\n",
+        "Status.READY, now, report.evidence)\n",
+    ),
+    "cancelled-goes-out": Mutant(
+        "P4",
+        "journal.folding:_withdraw",
+        "        if not withdrawn and not superseded:\n",
+        "        if True:\n",
+        also=(
+            (
+                "journal.release:check_report",
+                "        if withdrawn or row.cancel_requested:\n",
+                "        if False:\n",
+            ),
+        ),
+    ),
+    "permits-before-the-journal": Mutant(
+        "P3",
+        "journal.permits:_commit",
+        "    answers = await decide(record, ready, operations, Claim(statements, begun))\n",
+        "    import journal.writepath as _w\n    _kept = _w.journal_entries\n    async def _nothing(*_): return None\n    _w.journal_entries = _nothing\n    try:\n        answers = await decide(record, ready, operations, Claim(statements, begun))\n    finally:\n        _w.journal_entries = _kept\n",
+    ),
+    "replay-loses-a-decision": Mutant(
+        "P2",
+        "reconstruct.applying:_keep",
+        "tables.write_decisions(decisions)",
+        "tables.write_decisions(decisions[1:])",
     ),
 }

@@ -128,6 +128,11 @@ class Mirror:
         if authority is not None:
             self._enforce(*authority)
 
+    def check_deciding(self, operation: str) -> None:
+        """A service makes a decision (P7, P9)."""
+        if self.stage not in _DECIDING:
+            raise Broken("P9", f"{operation} is journalled at stage {self.stage}")
+
     def lose(self, lines: list[Line], authority: Any, stored: set[str], *, told: bool) -> None:
         """The journal was put back, perhaps with the store: what is left of both is this.
 

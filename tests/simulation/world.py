@@ -163,6 +163,8 @@ class World:
     def journalled(self, lines: list[Line], authority: tuple[Any, ...] | None) -> None:
         """A commit to the journal has had its effect."""
         history = self.mirror.history
+        if not self.recovering and any(line.stream == "decisions" for line in lines):
+            self.mirror.check_deciding(lines[0].operation)
         self.mirror.take(lines, authority)
         for line in lines:
             self.count("decisions" if line.stream == "decisions" else line.stream)
