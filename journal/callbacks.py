@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from journal.errors import ConstraintFailed, DiskFailed, EngineError, JournalUnavailable
+from journal.errors import ConstraintFailed, DiskFailed, EngineError
 from journal.record import Record
 from journal.reports import asks
 from journal.sql import Rows, Statement
-from journal.standing import poison
+from journal.standing import not_written, poison
 from journal.store import tables
 from journal.store import work as works
 from journal.work import ASKABLE
@@ -56,6 +56,6 @@ async def hear(record: Record, receiver: str, identity: str, release: str) -> He
         except DiskFailed as error:
             raise poison(record, f"the store's commit failed: {error}") from error
         except EngineError as error:
-            raise JournalUnavailable(f"the store cannot be written: {error}") from error
+            raise not_written(record, error) from error
         record.saw()
     return Heard(release, woken)

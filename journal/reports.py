@@ -17,7 +17,6 @@ from journal.errors import (
     DiskFailed,
     EngineError,
     FenceFailed,
-    JournalUnavailable,
     LeaseLost,
     NotFound,
     Recovering,
@@ -41,7 +40,7 @@ from journal.outcomes import (
 from journal.record import Record
 from journal.release import REPORT_TYPE, body_of
 from journal.sql import Rows, Statement
-from journal.standing import poison
+from journal.standing import not_written, poison
 from journal.store import tables
 from journal.store import work as works
 from journal.work import Status, Work, note
@@ -132,7 +131,7 @@ async def write_ready(record: Record, ready: Ready, statements: Sequence[Stateme
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:
-        raise JournalUnavailable(f"the store cannot be written: {error}") from error
+        raise not_written(record, error) from error
     record.saw()
 
 

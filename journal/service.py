@@ -19,6 +19,7 @@ from journal.acceptance import Acceptance, Operation, check_operation
 from journal.control import Control, Role, Stage, Token
 from journal.detection import Finding, Verdict
 from journal.errors import (
+    Damaged,
     FenceFailed,
     FileChanged,
     Invalid,
@@ -217,6 +218,10 @@ class Journal:
                 return await self._write_thread.run(function, self._writing, *args)
             except FenceFailed as error:
                 LOGGER.warning("another process was quicker: %s", error)
+            except Damaged:
+                # By what it read beside a turn: the next one compares the store whole.
+                self._writing.distrust()
+                raise
         raise JournalUnavailable("other processes are quicker again and again: repeat it")
 
     async def read(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

@@ -425,6 +425,16 @@ def poison(record: Record, reason: str) -> WriterStopped:
     return WriterStopped(reason)
 
 
+def not_written(record: Record, error: EngineError) -> JournalUnavailable:
+    """What somebody is told whose batch the store refused.
+
+    A store that is damaged is compared whole before the next turn, which closes the tenant.
+    """
+    if isinstance(error, Damaged):
+        record.distrust()
+    return JournalUnavailable(f"the store cannot be written: {error}")
+
+
 async def detect(record: Record, *, deep: bool) -> Finding:
     """Compare now and close the tenant where it must be; what was found.
 

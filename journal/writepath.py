@@ -53,7 +53,7 @@ from journal.projection import refusal_of, statements_of
 from journal.record import Record
 from journal.release import report_of
 from journal.sql import Result, Rows, Statement
-from journal.standing import LOGGER, close_tenant, compare_heads, examine, lift, poison
+from journal.standing import LOGGER, close_tenant, compare_heads, examine, lift, not_written, poison
 from journal.store import tables
 from journal.store import work as works
 from journal.store.engine import SqlStore
@@ -197,7 +197,7 @@ def _require(record: Record, store: SqlStore, needs: int) -> None:
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:
-        raise JournalUnavailable(f"the store cannot be written: {error}") from error
+        raise not_written(record, error) from error
     record.saw()
 
 
@@ -217,7 +217,7 @@ async def _doubt_steps(record: Record, ready: Ready) -> None:
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:
-        raise JournalUnavailable(f"the store cannot be read or written: {error}") from error
+        raise not_written(record, error) from error
     record.doubtful = False
     record.seen.watch(record.stamp)
 
@@ -360,7 +360,7 @@ async def _commit(record: Record, ready: Ready, judged: Judged, claim: Claim | N
     except DiskFailed as error:
         raise poison(record, f"the store's commit failed: {error}") from error
     except EngineError as error:
-        raise JournalUnavailable(f"the store cannot be written: {error}") from error
+        raise not_written(record, error) from error
     finally:
         if not done:
             log.forget()

@@ -20,12 +20,14 @@ MUTANTS: Mapping[str, Mutant] = {
         '            f"the decision is committed but not yet in the journal: {error}"\n'
         "        ) from error\n",
         "        return\n",
+        seed=10,
     ),
     "read-what-waits": Mutant(
         "P1",
         "journal.reading:read_heads",
         "        if newest > later.sequence:\n            raise Pending\n",
         "",
+        seed=8,
         also=(
             (
                 "journal.reading:_vouch",
@@ -39,18 +41,21 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.handoff:hand_off",
         "        await journal_entries(record, entries, look)\n        look = await",
         "        look = await",
+        seed=10,
     ),
     "operations-not-looked-up": Mutant(
         "P6",
         "journal.writepath:_view",
         "        rows = await log.operations([operation.operation for operation in operations])\n",
         "        rows = []\n",
+        seed=3,
     ),
     "repeats-in-a-batch-not-seen": Mutant(
         "P6",
         "journal.acceptance:judge",
         "        known[operation.operation] = entry\n",
         "",
+        seed=18,
     ),
     "reuse-not-compared": Mutant(
         "P6",
@@ -68,30 +73,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "    if expected is not None and expected != revision:\n",
         "    if False:\n",
     ),
-    "fence-compares-nothing": Mutant(
-        "P8",
-        "journal.store.tables:fence",
-        ' WHERE history = ? AND generation = ?"\n'
-        '        "   AND sequence = ? AND digest = ? AND instance = ? AND format = ?),"',
-        " WHERE ? <> '' AND ? > 0\"\n        \"   AND ? >= 0 AND ? <> '' AND ? <> '' AND ? > 0),\"",
-    ),
-    "rewound-journal-unseen": Mutant(
-        "P8",
-        "journal.detection:_contradiction",
-        "    if proves and not _holds_handed_off(control, seen, marker):\n",
-        "    if False:\n",
-    ),
-    "generation-not-compared": Mutant(
-        "P7",
-        "journal.reports:has_ended",
-        "    return lease >> GENERATION_BITS < authority.generation\n",
-        "    return False\n",
-    ),
     "closed-is-open": Mutant(
         "P9",
         "journal.writepath:check_stage",
         "    if not (control.authority.stage.decides or record.recovering):\n",
         "    if False:\n",
+        seed=12,
         also=(
             (
                 "journal.writepath:check_door",
@@ -105,6 +92,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.gate:rule",
         "    if standing.state in lifecycle.withdrawn and",
         "    if False and",
+        seed=2,
     ),
     "gate-passes-what-is-superseded": Mutant(
         "P5",
@@ -123,33 +111,14 @@ MUTANTS: Mapping[str, Mutant] = {
         "        standing = msgspec.structs.replace(\n"
         "            standing, complete=True, durable_through=through\n"
         "        )\n",
-    ),
-    "permit-before-journal": Mutant(
-        "P3",
-        "journal.permits:_running",
-        " if row.effect != Effect.EXTERNAL or row.id in commitments}\n",
-        "}\n",
-    ),
-    "refused-commitment-permits": Mutant(
-        "P3",
-        "journal.permits:_commit",
-        "        if isinstance(answer, Acceptance):\n"
-        "            commitments[row.id] = answer.digest\n"
-        "        else:\n",
-        "        commitments[row.id] = getattr(answer, 'digest', '')\n"
-        "        if not isinstance(answer, Acceptance):\n",
-    ),
-    "lane-held-is-ignored": Mutant(
-        "P7",
-        "journal.permits:claim",
-        "        if held is not None:\n            return Claimed([], held)\n",
-        "",
+        seed=5,
     ),
     "lease-not-compared": Mutant(
         "P7",
         "journal.release:check_report",
         "    elif report.lease is not None and report.lease != row.lease:\n",
         "    elif False:\n",
+        seed=11,
     ),
     "lease-does-not-rise": Mutant(
         "P7",
@@ -162,36 +131,28 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.outcomes:repeatable",
         "    if not row.maybe:\n        return True\n    since",
         "    if True:\n        return True\n    since",
+        seed=3,
     ),
     "a-call-is-forgotten": Mutant(
         "P4",
         "journal.outcomes:may_have_called",
         "    return row.started is not None or not row.step.startswith(PICKED_UP)\n",
         "    return False\n",
+        seed=90,
     ),
     "not-found-is-enough": Mutant(
         "P4",
         "journal.outcomes:after_answer",
         "    if told is Told.VOID or (told is Told.NOT_FOUND and over and passed and kept):\n",
         "    if told in {Told.VOID, Told.NOT_FOUND, Told.UNKNOWN}:\n",
-    ),
-    "refusal-of-one-of-many": Mutant(
-        "P4",
-        "journal.outcomes:only_attempt",
-        "    return not row.maybe or row.attempts <= 1\n",
-        "    return True\n",
-    ),
-    "observed-receipt-ignored": Mutant(
-        "P4",
-        "journal.observing:tells",
-        "    return found.outcome == Said.CONFIRMED\n",
-        "    return False\n",
+        seed=20,
     ),
     "table-put-back-unseen": Mutant(
         "P4",
         "journal.permits:claim",
         "        await _keep_derived(record, ready, picked)\n",
         "",
+        seed=18,
     ),
     "committed-comes-back-ready": Mutant(
         "P4",
@@ -200,18 +161,14 @@ MUTANTS: Mapping[str, Mutant] = {
         "                committed=row.committed or now,\n",
         "                status=str(Status.READY),\n"
         "                committed=row.committed or now,\n",
-    ),
-    "steps-trusted-after-a-restore": Mutant(
-        "P4",
-        "journal.writepath:make_ready",
-        "    if record.doubtful:\n        await _doubt_steps(record, ready)\n",
-        "",
+        seed=6,
     ),
     "local-only-kept": Mutant(
         "P7",
         "reconstruct.applying:undo",
         "                statements.append(tables.delete_decisions_above(base.common))\n",
         "                pass\n",
+        seed=86,
     ),
     "history-goes-on": Mutant(
         "P7",
@@ -225,31 +182,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "known) + (0 if resumed else 1)\n",
         "known)\n",
     ),
-    "marker-ahead-of-its-rows": Mutant(
-        "P11",
-        "reconstruct.applying:_keep",
-        "    await _project(record, [fence, ",
-        "    await commit(record, [fence])\n"
-        "    fence = tables.fence(await the_marker(record), place, place.sequence)\n"
-        "    await _project(record, [fence, ",
-    ),
-    "observations-are-left": Mutant(
-        "P12",
-        "journal.sweeping:_absorb",
-        "    while rows := await record.journal().stream(OBSERVATIONS, after, PORTION):\n",
-        "    while rows := []:\n",
-    ),
-    "every-comparison-is-clean": Mutant(
-        "P8",
-        "journal.detection:compare",
-        "    tip = tip_of(control.authority, seen.look.last)\n",
-        "    return Finding(Verdict.CLEAN, 'mutant', {})\n    tip = tip_of(control.authority, seen.look.last)\n",
-    ),
     "durable-further-than-the-journal": Mutant(
         "P1",
         "journal.acceptance:receipt",
         "        durable_through=envelope.revision,\n",
         "        durable_through=envelope.revision + 1,\n",
+        seed=2,
     ),
     "another-hash-than-the-data": Mutant(
         "P10",
@@ -262,18 +200,21 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.sealed:_answer",
         "        durable_through=entity.chain.boundary.revision,\n",
         "        durable_through=entry.envelope.revision,\n",
+        seed=6,
     ),
     "replay-forgets-what-it-replayed": Mutant(
         "P11",
         "reconstruct.replay:Replay.step",
         "    self.heads[row.entity] = head_after(decision)\n",
         "    self.heads.setdefault(row.entity, head_after(decision))\n",
+        seed=2,
     ),
     "nothing-is-swept": Mutant(
         "P12",
         "journal.sweeping:_portion",
         "    with record.lock.held():\n",
         "    return []\n    with record.lock.held():\n",
+        seed=7,
     ),
     "a-lost-answer-means-not-sent": Mutant(
         "P4",
@@ -286,6 +227,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "journal.folding:after_report",
         "Status.DONE, now, report.evidence)\n",
         "Status.READY, now, report.evidence)\n",
+        seed=2,
     ),
     "cancelled-goes-out": Mutant(
         "P4",
@@ -300,16 +242,31 @@ MUTANTS: Mapping[str, Mutant] = {
             ),
         ),
     ),
-    "permits-before-the-journal": Mutant(
-        "P3",
-        "journal.permits:_commit",
-        "    answers = await decide(record, ready, operations, Claim(statements, begun))\n",
-        "    import journal.writepath as _w\n    _kept = _w.journal_entries\n    async def _nothing(*_): return None\n    _w.journal_entries = _nothing\n    try:\n        answers = await decide(record, ready, operations, Claim(statements, begun))\n    finally:\n        _w.journal_entries = _kept\n",
-    ),
     "replay-loses-a-decision": Mutant(
         "P2",
         "reconstruct.applying:_keep",
         "tables.write_decisions(decisions)",
         "tables.write_decisions(decisions[1:])",
+        seed=2,
+    ),
+    "every-comparison-is-clean": Mutant(
+        "P8",
+        "journal.detection:compare",
+        "    tip = tip_of(control.authority, seen.look.last)\n",
+        "    return Finding(Verdict.CLEAN, 'mutant', {})\n",
+        seed=6,
+    ),
+    "permits-before-the-journal": Mutant(
+        "P3",
+        "journal.permits:_commit",
+        "    answers = await decide(record, ready, operations, Claim(statements, begun))\n",
+        "    import journal.writepath as its\n"
+        "    kept = its.journal_entries\n"
+        "    async def nothing(*_): return None\n"
+        "    its.journal_entries = nothing\n"
+        "    try:\n"
+        "        answers = await decide(record, ready, operations, Claim(statements, begun))\n"
+        "    finally:\n"
+        "        its.journal_entries = kept\n",
     ),
 }

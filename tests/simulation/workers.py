@@ -61,7 +61,7 @@ class Workers:
         try:
             claimed = self.world.service().ask(claim, check)
         except UnrewindError as error:
-            self.world.note("claim", lane=asked.lane, error=type(error).__name__)
+            self.world.note("claim", lane=asked.lane, error=repr(error)[:200])
             return []
         found: list[Permit] = claimed.permits
         self.world.note("claim", lane=asked.lane, got=[one.id[:12] for one in found])
@@ -129,7 +129,7 @@ class Workers:
             try:
                 answer = self.world.service().ask(report)
             except UnrewindError as error:
-                self.world.note("report", id=permit.id[:12], error=type(error).__name__)
+                self.world.note("report", id=permit.id[:12], error=repr(error)[:200])
                 machine.hub().sleep(3.0)
                 continue
             self.world.note("report", id=permit.id[:12], status=answer.status)
