@@ -24,7 +24,6 @@ from journal.errors import (
     JournalUnavailable,
     LeaseLost,
     OperationReused,
-    Recovering,
 )
 from journal.holding import OPENING, limits_of
 from journal.lanes import Contract, Effect, Lane
@@ -44,7 +43,7 @@ from journal.reports import (
     write,
 )
 from journal.sql import Rows, Statement
-from journal.standing import LOGGER, close_tenant, other_work
+from journal.standing import LOGGER, close_for_work
 from journal.store import work as works
 from journal.work import Status, Work, after_seconds
 from journal.writepath import Claim, Ready, decide, make_ready
@@ -331,10 +330,7 @@ async def _keep_derived(record: Record, ready: Ready, picked: _Picked) -> None:
         raise FenceFailed("the store moved while a claim was looked at")
     older = {identity: found.why for identity, found in wrong.items() if found.behind}
     if older:
-        finding = other_work(older, {})
-        record.distrust()
-        await close_tenant(record, finding)
-        raise Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
+        raise await close_for_work(record, older)
     for identity, found in wrong.items():
         picked.aside.append(works.hold(identity, f"held: {found.why}", _STOPPED))
     picked.rows = [row for row in picked.rows if row.id not in wrong]

@@ -32,6 +32,7 @@ from journal.errors import (
     FileChanged,
     Invalid,
     JournalUnavailable,
+    Recovering,
     Refused,
     Unreachable,
     UnrewindError,
@@ -423,6 +424,14 @@ def poison(record: Record, reason: str) -> WriterStopped:
     record.poisoned = reason
     LOGGER.critical("no more acknowledgements from this process: %s", reason)
     return WriterStopped(reason)
+
+
+async def close_for_work(record: Record, older: Mapping[str, str]) -> Recovering:
+    """Close the tenant whose rows of work are of an earlier moment; what to raise then."""
+    finding = other_work(older, {})
+    record.distrust()
+    await close_tenant(record, finding)
+    return Recovering(f"the tenant is closed: {finding.detail}", verdict=str(finding.verdict))
 
 
 def not_written(record: Record, error: EngineError) -> JournalUnavailable:

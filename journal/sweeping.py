@@ -12,10 +12,12 @@ import os
 import msgspec
 from msgspec import Struct
 
+from journal.acceptance import DUPLICATE
 from journal.control import Running
 from journal.doubting import decision_after
 from journal.entry import MAX_INTEGER
 from journal.errors import (
+    FenceFailed,
     HistoryIncomplete,
     JournalUnavailable,
     LockHeld,
@@ -39,7 +41,7 @@ from journal.reports import (
     write,
     write_ready,
 )
-from journal.standing import LOGGER
+from journal.standing import LOGGER, close_for_work
 from journal.store import work as works
 from journal.work import COMMITTED, Work
 from journal.writepath import make_ready
@@ -152,6 +154,13 @@ async def _move(record: Record, row: Work) -> str | None:
             # Under an ID of its own: the worker may live, and its own report is to be heard too.
             identity = f"{row.id}/expired/{row.lease}"
         reception = await apply(record, ready, row, change, None, identity)
+        answer = reception.acceptance
+        if answer is not None and answer.outcome == DUPLICATE and reception.status == row.status:
+            # A decision moves its row in the same commit, so this row was put back since (P4).
+            if await record.marker() != ready.marker:
+                raise FenceFailed("the store moved while work was swept")
+            why = f"{row.id} is {row.status}, and what became of that was decided"
+            raise await close_for_work(record, {row.id: why})
     return reception.status
 
 

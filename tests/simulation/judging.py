@@ -107,7 +107,8 @@ def files(world: World) -> None:
     connections.guard(None)
     world.mirror.compare(journal_lines(world.settings.journal_file))
     state(world)
-    findings = verify_files(world.settings)
+    # Rows that had ended when the table was put back are found by `verify`, and by no turn.
+    findings = verify_files(world.settings, work=not world.counts["rewind:table"])
     if findings:
         raise Broken("P10", f"verification finds: {findings[:3]}")
     _evidence(world)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ME = "operator"
 _LOOK_EVERY = 12.0
 _WAITS = "SELECT count(*) FROM unrewind_work WHERE status IN ('unknown', 'dead')"
+_DOUBTED = "SELECT count(*) FROM unrewind_work WHERE step LIKE 'held: a loss of the journal%'"
 _REPLAYED = 0.5
 
 
@@ -247,6 +248,8 @@ class Operator:
             waits = read(self.settings.store_file, _WAITS)[0][0]
             if waits:
                 self.run("settle", command)
+            if read(self.settings.store_file, _DOUBTED)[0][0]:
+                self.reconcile()  # as their step says
         except (UnrewindError, sqlite3.Error):
             return
 

@@ -73,6 +73,11 @@ class Service:
         """Whether it takes calls."""
         return self.served is not None and self.process is not None and self.process.alive
 
+    @property
+    def poisoned(self) -> bool:
+        """Whether it takes no decisions any more, and is about to end."""
+        return self.served is not None and self.served.journal._writing.poisoned is not None
+
     def start(self) -> None:
         """Start a process, unless one is there."""
         if self.world.held or not self.world.running:

@@ -9,7 +9,7 @@ from journal import Settings
 from journal.lanes import Contract, Effect, Lane, Receiver
 from journal.lifecycle import Action, Command, Kind, Lifecycle, Owner
 
-WINDOW = 240.0
+WINDOW = 1800.0
 """Seconds for which a receiver knows a release ID."""
 
 _ALIVE = ("draft", "open")

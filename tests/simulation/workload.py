@@ -78,11 +78,11 @@ def workload_of(seed: int) -> list[Event]:
     profile = profile_of(seed)
     clients = [_with_more(Random(f"{seed}/{n}"), e) for n, e in enumerate(_of_clients(random))]
     events = [*clients, *_of_workers(random), *_of_faults(random, profile)]
-    events += _in_the_midst(Random(f"{seed}/midst"), events)
+    events += _in_the_midst(Random(f"{seed}/midst"), events, table=not profile.both)
     return sorted(events, key=lambda event: event.at)
 
 
-def _in_the_midst(random: Random, events: list[Event]) -> list[Event]:
+def _in_the_midst(random: Random, events: list[Event], *, table: bool) -> list[Event]:
     """A turn that stands still while the store is put back; a table of work put back alone."""
     more = []
     for event in events:
@@ -91,7 +91,7 @@ def _in_the_midst(random: Random, events: list[Event]) -> list[Event]:
             more.append(Event(round(event.at - 0.02, 2), "fault", {**fault, "kind": "freeze"}))
             wishes = [_wish(random, f"op-midst-{event.at}", f"order/{random.randrange(4)}")]
             more.append(Event(round(event.at - 0.01, 2), "send", {"wishes": wishes}))
-    if random.random() < 0.25:
+    if random.random() < 0.25 and table:
         more.append(Event(_at(random), "table", {"depth": round(random.random(), 3)}))
     return more
 

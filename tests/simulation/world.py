@@ -256,6 +256,10 @@ class World:
         self.hub.join(self.living)
         while self.happening:
             self.hub.sleep(1.0)
+        for _ in range(30):
+            if all(service.up and not service.poisoned for service in self.services):
+                break
+            self.hub.sleep(1.0)
         judging.come_to_rest(self)
         self.running = False
         for service in self.services:
