@@ -153,6 +153,9 @@ def otherwise(row: Work, derived: Work) -> str | None:
         return _beyond(row, derived)
     if _class(row) != _class(derived):
         return _stands(row, derived)
+    if (row.status, derived.status) == (Status.RUNNING, Status.UNKNOWN):
+        # Nobody is at an attempt again whose outcome was decided to be unknown: it takes another.
+        return _stands(row, derived)
     for name in _OUTCOME:
         mine, theirs = getattr(row, name), getattr(derived, name)
         if mine != theirs:

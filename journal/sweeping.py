@@ -159,7 +159,7 @@ async def _move(record: Record, row: Work) -> str | None:
             # A decision moves its row in the same commit, so this row was put back since (P4).
             if await record.marker() != ready.marker:
                 raise FenceFailed("the store moved while work was swept")
-            why = f"{row.id} is {row.status}, and what became of that was decided"
+            why = f"it is {row.status}, and what became of that attempt was decided"
             raise await close_for_work(record, {row.id: why})
     return reception.status
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from journal.detection import Verdict
-from journal.errors import Recovering
+from journal import writepath
+from journal.detection import Finding, Verdict
+from journal.errors import Damaged, JournalUnavailable, Recovering
+from journal.record import Record
 from journal.standing import detect
 from reconstruct.planning import find_plan
 from reconstruct.verification import verify
@@ -108,6 +110,49 @@ def test_p8_the_comparison_of_all_heads_finds_open_work_that_was_put_back(
     assert finding.facts["releases"] == [release]
     town.recover()
     assert town.status(release) == status
+    town.finish_off()
+
+
+def test_p4_p8_a_sweep_of_work_that_was_put_back_closes_instead_of_going_on_for_ever(
+    town: Town,
+) -> None:
+    release = town.release("letter/1")
+    town.permit("post")
+    town.let_expire(release)
+    old = kept(town)
+    assert town.sweep().count == 1
+    put_back(town, old)
+    with pytest.raises(Recovering, match="not the ones that the journal names") as refused:
+        town.sweep()
+    assert release in refused.value.detail
+    assert town.control().authority.stage == "closed"
+    town.recover()
+    assert town.status(release) == "unknown"
+    assert town.sweep().count == 0
+
+
+def test_p8_a_store_that_is_damaged_under_a_claim_is_compared_whole_before_the_next_turn(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.release(PAYMENT)
+    compared: list[bool] = []
+    whole = writepath.compare_heads
+
+    async def compare(record: Record, finding: Finding) -> Finding:
+        compared.append(True)
+        return await whole(record, finding)
+
+    async def damaged(*_: Any) -> None:
+        raise Damaged("a page of it is malformed", file="main.db")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(town.record.store), "batch", damaged)
+        with pytest.raises(JournalUnavailable, match="malformed"):
+            town.claim("pay")
+    monkeypatch.setattr(writepath, "compare_heads", compare)
+    town.accept(operation("payment/2", "approve", version="1"))
+    assert compared
+    town.report(town.permit("pay"), "confirmed")
     town.finish_off()
 
 
