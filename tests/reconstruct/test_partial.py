@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from journal import writepath
+from journal import standing, writepath
 from journal.detection import Finding, Verdict
 from journal.errors import Damaged, JournalUnavailable, Recovering
 from journal.record import Record
@@ -136,7 +136,7 @@ def test_p8_a_store_that_is_damaged_under_a_claim_is_compared_whole_before_the_n
 ) -> None:
     town.release(PAYMENT)
     compared: list[bool] = []
-    whole = writepath.compare_heads
+    whole = standing.compare_heads
 
     async def compare(record: Record, finding: Finding) -> Finding:
         compared.append(True)
