@@ -12,6 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Seconds after which a hung test or soak run is ended.
 TEST_SECONDS ?= 2400
 SOAK_SECONDS ?= 14400
+# Processes that run tests: many of these wait for servers, so there are more than cores.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 # Minutes of each load of `make load`.
 MINUTES ?= 10
 
@@ -60,11 +62,11 @@ $(STAMP): pyproject.toml requirements-dev.lock
 serve: setup ## run the server; more flags in ARGS
 	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" exec $(BIN)/unrewind serve $(ARGS)
 
-test: setup lint ## lint, then run the tests on every core; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto $(ARGS)
+test: setup lint ## lint, then run the tests, on every core; pytest flags in ARGS
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-engines: setup ## run only the tests that need PostgreSQL or NATS; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses auto -m 'engines and not soak' $(ARGS)
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) -m 'engines and not soak' $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check .

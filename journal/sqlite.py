@@ -305,7 +305,9 @@ class Database:
             return self.connection.execute(statement.sql, statement.parameters).fetchall()
         except (sqlite3.Error, ArithmeticError, TypeError, ValueError) as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code is not None and code & 0xFF not in _FAULTS_OF_STATEMENTS:
+            if isinstance(error, UnicodeDecodeError) or (
+                code is not None and code & 0xFF not in _FAULTS_OF_STATEMENTS
+            ):
                 raise
             raise ConstraintFailed(str(error), projection=True) from error
 
@@ -314,7 +316,7 @@ class Database:
         if self.connection.in_transaction:
             try:
                 self.connection.execute("ROLLBACK")
-            except sqlite3.Error:
+            except FAILURES:
                 # SQLite has rolled back by itself after an I/O error; the first error is the news.
                 return
 
@@ -373,20 +375,20 @@ class _Transaction:
         database.roll_back()
         if isinstance(error, DiskFailed):
             database.failed = error.detail
-        elif isinstance(error, sqlite3.Error):
+        elif isinstance(error, FAILURES):
             raise self._told(error) from error
 
     def _run(self, sql: str) -> None:
         try:
             self._database.connection.execute(sql)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._database.roll_back()
             raise self._told(error) from error
         except BaseException:
             self._database.roll_back()
             raise
 
-    def _told(self, error: sqlite3.Error) -> EngineError:
+    def _told(self, error: sqlite3.Error | UnicodeDecodeError) -> EngineError:
         told = _error_of(self._database.path, error)
         if isinstance(told, DiskFailed):
             self._database.failed = told.detail
@@ -408,7 +410,7 @@ class _Translated:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             raise _error_of(self._path, error) from error
 
 
@@ -417,7 +419,14 @@ def translated(path: Path) -> AbstractContextManager[None]:
     return _Translated(path)
 
 
-def _error_of(path: Path, error: sqlite3.Error) -> EngineError:
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What a call of SQLite's raises: the latter where its message quotes a name that is no text."""
+
+
+def _error_of(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> EngineError:
+    if isinstance(error, UnicodeDecodeError):
+        quoted = error.object.decode(errors="backslashreplace")
+        return Damaged(f"{path.parent.name}/{path.name}: {quoted}", file=str(path))
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
     detail = f"{path.parent.name}/{path.name}: {error}"

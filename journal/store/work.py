@@ -25,8 +25,11 @@ _DERIVED = [name for name in COLUMNS if name != "id"]
 
 _decode = msgspec.json.Decoder(list[Work]).decode
 
-NOW = "strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')"
-"""Database time, in the entry format's form."""
+NOW = "strftime('%Y-%m-%dT%H:%M:%f999Z', 'now')"
+"""Database time, in the entry format's form: the end of the millisecond, for SQLite tells no more.
+
+What was recorded within it is due, and does not lie ahead.
+"""
 
 
 def later(seconds: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from journal import standing, writepath
 from journal.detection import Finding, Verdict
 from journal.errors import Damaged, JournalUnavailable, Recovering
 from journal.record import Record
+from journal.sqlite import Database
 from journal.standing import detect
 from reconstruct.planning import find_plan
 from reconstruct.verification import verify
@@ -192,3 +195,17 @@ def test_p4_what_its_permission_does_not_say_does_not_leave(
     town.recover()
     assert town.permit("pay").id == release
     town.finish_off()
+
+
+def test_p9_a_damaged_schema_that_names_no_text_is_told_as_damage(tmp_path: Path) -> None:
+    file = tmp_path / "store" / "main.db"
+    file.parent.mkdir()
+    with closing(sqlite3.connect(file)) as made:
+        made.execute("CREATE TABLE things (name TEXT)")
+        made.execute("CREATE INDEX by_name ON things (name)")
+        made.execute("PRAGMA writable_schema = ON")
+        damage = "UPDATE sqlite_schema SET name = CAST(x'dbe6f4' AS TEXT), tbl_name = 'gone'"
+        made.execute(f"{damage} WHERE type = 'index'")
+        made.commit()
+    with pytest.raises(Damaged, match="malformed database schema"):
+        Database(file, read_only=True)

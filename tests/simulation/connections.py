@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from weakref import ref
 
 from journal.sql import Stamp
+from journal.sqlite import FAILURES
 from tests.simulation import machine
 from tests.simulation.hub import Process
 
@@ -102,7 +103,7 @@ class Connection(sqlite3.Connection):
         """See ``hub.Closes``."""
         wal = f"{self.path}-wal"
         waits = os.path.exists(wal) and os.path.getsize(wal) > 0  # noqa: PTH110, PTH202 - hot
-        with suppress(sqlite3.Error):
+        with suppress(*FAILURES):
             # What a killed fiber still holds would keep the connection, and its locks, alive.
             for cursor in [found for known in self.cursors if (found := known()) is not None]:
                 cursor.close()
