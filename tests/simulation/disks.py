@@ -34,7 +34,10 @@ class Copy(Struct):
 def read(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """Rows of a database, by a connection that is no part of the world."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        return database.execute(sql).fetchall()
+        try:
+            return database.execute(sql).fetchall()
+        except UnicodeDecodeError as error:  # of an error whose message names what is no text
+            raise sqlite3.DatabaseError(repr(error.object)) from error
 
 
 def journal_lines(path: Path) -> list[Line]:
