@@ -63,10 +63,10 @@ serve: setup ## run the server; more flags in ARGS
 	@UNREWIND_CONFIG="$${UNREWIND_CONFIG:-$(CONFIG)}" exec $(BIN)/unrewind serve $(ARGS)
 
 test: setup lint ## lint, then run the tests, on every core; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 test-engines: setup ## run only the tests that need PostgreSQL or NATS; pytest flags in ARGS
-	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) -m 'engines and not soak' $(ARGS)
+	@$(call bounded,$(TEST_SECONDS)) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'engines and not soak' $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check .

@@ -53,7 +53,7 @@ SECTIONS = (
         ("mutants*", "drill-broken*"),
         "Each promise is broken on purpose in the code, one at a time.",
         "A check that would not notice: a mutant that no run finds.",
-        "make simulate",
+        "make simulate SEEDS=1000 ARGS=--mutants",
         "mutants",
     ),
     Section(

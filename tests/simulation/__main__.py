@@ -81,7 +81,7 @@ def _mutants(seeds: int, jobs: int) -> int:
     if not missed:
         promises = sorted({mutant.promise for mutant in MUTANTS.values()}, key=_number)
         command = f"make simulate SEEDS={seeds} ARGS=--mutants"
-        record("mutants", command, mutants=len(MUTANTS), promises=promises, seeds=seeds)
+        record("mutants", command, scope=len(MUTANTS), found=len(MUTANTS), promises=promises)
     return 1 if missed else 0
 
 
