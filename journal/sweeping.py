@@ -235,4 +235,7 @@ async def last_sweep(record: Record) -> LastSweep | None:
     if record.store is None:
         raise Recovering("the store is missing or unreadable")
     rows = (await record.store.read([works.READ_SWEEP]))[0]
-    return LastSweep(*rows[0]) if rows else None
+    if not rows:
+        return None
+    *told, age = rows[0]
+    return LastSweep(*told, max(0.0, age))
