@@ -237,5 +237,5 @@ async def last_sweep(record: Record) -> LastSweep | None:
     rows = (await record.store.read([works.READ_SWEEP]))[0]
     if not rows:
         return None
-    *told, age = rows[0]
-    return LastSweep(*told, max(0.0, age))
+    last = LastSweep(*rows[0])
+    return msgspec.structs.replace(last, age=max(0.0, last.age))
