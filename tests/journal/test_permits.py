@@ -27,10 +27,22 @@ from journal.lifecycle import Owner
 from journal.outcomes import CALLING, Outcome
 from journal.permits import MAX_CLAIM, Asked, claim
 from journal.reports import GENERATION_BITS
+from journal.store import work as works
 from journal.worker import drive
 from tests.support.faults import fail_log, fail_store
 from tests.support.releases import Yard, lane_settings, releasing
 from tests.support.tenants import operation
+
+# A release is due from the moment on in which it was permitted.
+
+
+async def test_what_was_permitted_in_this_millisecond_is_due(yard: Yard) -> None:
+    assert yard.record.store is not None
+    for _ in range(500):
+        before = yard.record.clock.now()
+        ((now,),) = (await yard.record.store.read([works.READ_NOW]))[0]
+        assert before <= now
+
 
 # P3: the journal holds the commitment first.
 
