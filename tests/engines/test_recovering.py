@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from journal import Settings
 from journal.errors import Refused
 from reconstruct.fencing import alone
-from tests.soak.processes import ROOT, until
+from tests.soak.processes import ROOT, SECONDS, until
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.engines
@@ -69,6 +70,26 @@ def test_where_no_server_answers_a_recovery_goes_on(tmp_path: Path) -> None:
     nowhere = "postgresql://nobody@127.0.0.1:1/none"
     with alone(machine(tmp_path, "one", nowhere, "nats://127.0.0.1:1")):
         pass
+
+
+def test_one_whose_end_the_server_has_yet_to_notice_is_waited_for(
+    store_url: str, journal_url: str, tmp_path: Path
+) -> None:
+    one, two = (machine(tmp_path, name, store_url, journal_url) for name in ("one", "two"))
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone(one):
+            held.set()
+            end.wait(SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(SECONDS)
+    threading.Timer(0.3, end.set).start()
+    with alone(two):
+        assert end.is_set()
+    holder.join()
 
 
 def test_one_that_is_killed_or_cut_off_keeps_nobody_out(
