@@ -33,7 +33,7 @@ ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 1.5
 """How long calls wait for a connection that was just lost; a cluster has another server."""
 _PAUSE = 0.01
-_MAX_BROKEN = 5
+_MAX_BROKEN = 12
 _FAILURE_SECONDS = 0.2
 """For how long a connection that could not be made is not tried again."""
 _MARGIN = 5.0
