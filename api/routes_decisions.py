@@ -222,7 +222,6 @@ async def decide(request: Request[Any, Any, Any]) -> Answer:
     """`POST decisions`."""
     journal = journal_of(request)
     raw = await body_of(request, journal.settings.max_request)
-    journal.check_room()
     key = idempotency_key(request.scope)
     operation = operation_of(raw, journal, key, principal(request), "the request")
     acceptance = await journal.accept(operation)
@@ -246,7 +245,6 @@ async def decide_batch(request: Request[Any, Any, Any]) -> Answer:
     """`POST decisions/batch`."""
     journal = journal_of(request)
     raw = await body_of(request, journal.settings.max_request)
-    journal.check_room()
     if idempotency_key(request.scope) is not None:
         raise Invalid("a batch has no Idempotency-Key: each item names its own operation")
     items: list[Raw] = _BATCH.read(raw).items

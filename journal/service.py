@@ -101,10 +101,6 @@ class Journal:
                 answers[number] = answer
         return [answer for answer in answers if answer is not None]
 
-    def check_room(self) -> None:
-        """Raises Overloaded, before a request is read, where it would most likely be refused."""
-        self._writer.check_room()
-
     async def append_entries(self, items: Sequence[tuple[bytes, bytes]]) -> list[SealedAnswer]:
         """Append sealed (envelope, body) pairs of caller-owned types. See ``append_sealed``."""
         return await self.write(append_sealed, items)

@@ -49,19 +49,6 @@ class Writer:
         self._running = False
         self._delivered: asyncio.Future[None] | None = None
         self._closed = False
-        self._full = False
-
-    def check_room(self) -> None:
-        """Raises Overloaded where what comes now would most likely be refused.
-
-        Once something was refused for want of room, that is until an eighth of the room is free.
-        Asked before a request is read: refusing what was read in full costs what deciding it does,
-        and under many times the load little would be left for deciding.
-        """
-        waiting = self._queued - self._taken
-        self._full = self._full and waiting > self._record.settings.max_waiting * 7 // 8
-        if self._full:
-            raise Overloaded(f"{waiting} operations wait already", waiting=waiting)
 
     def submit(self, operations: Sequence[Operation]) -> asyncio.Future[list[Answer]]:
         """Queue operations; the future has one answer or refusal for each, in order.
@@ -73,7 +60,6 @@ class Writer:
             raise Overloaded("the service is stopping")
         waiting = self._queued - self._taken
         if waiting and waiting + len(operations) > self._record.settings.max_waiting:
-            self._full = True
             raise Overloaded(f"{waiting} operations wait already", waiting=waiting)
         weight = _weight(operations)
         if waiting and self._queued_bytes - self._taken_bytes + weight > MAX_WAITING_BYTES:

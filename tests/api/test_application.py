@@ -53,14 +53,14 @@ class Client:
         headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return sent[0]["status"], headers, json.loads(sent[1]["body"])
 
-    async def post(self, *chunks: bytes, path: str = PATH) -> tuple[int, dict[str, str], Any]:
+    async def post(self, *chunks: bytes) -> tuple[int, dict[str, str], Any]:
         left = list(chunks)
 
         async def receive() -> Message:
             chunk = left.pop(0)
             return {"type": "http.request", "body": chunk, "more_body": bool(left)}
 
-        return await self.send(receive, path=path)
+        return await self.send(receive)
 
 
 @pytest.fixture
@@ -138,20 +138,6 @@ async def test_what_is_worth_repeating_says_so(
     assert found == status
     assert int(headers["retry-after"]) >= 1
     assert problem["repeat"] == "keep the operation ID"
-
-
-@pytest.mark.parametrize("path", ["decisions", "decisions/batch"])
-async def test_a_full_service_refuses_before_it_reads_what_was_sent(
-    client: Client, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    def full() -> None:
-        raise Overloaded("8192 operations wait already")
-
-    assert (await client.post(b"nonsense", path=f"/v1/main/{path}"))[0] == 400
-    monkeypatch.setattr(client.app.journal, "check_room", full)
-    status, headers, _ = await client.post(b"nonsense", path=f"/v1/main/{path}")
-    assert status == 429
-    assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(

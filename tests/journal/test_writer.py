@@ -149,25 +149,6 @@ async def test_too_much_that_waits_is_refused_at_once(settings: journal.Settings
         assert isinstance((await writer.submit([case(4)]))[0], Acceptance)
 
 
-async def test_once_full_it_refuses_before_reading_until_an_eighth_is_free(
-    settings: journal.Settings,
-) -> None:
-    narrow = msgspec.structs.replace(settings, max_waiting=8, max_batch=1)
-    async with gated(narrow) as (writer, log, _):
-        first = writer.submit([case(0)])
-        await entered(log)
-        waiting = [writer.submit([case(number)]) for number in range(1, 9)]
-        writer.check_room()  # full to the brim, but nobody was refused yet
-        with pytest.raises(Overloaded):
-            writer.submit([case(9)])
-        with pytest.raises(Overloaded) as refused:
-            writer.check_room()
-        assert refused.value.members == {"waiting": 8}
-        log.gate.set()
-        await asyncio.gather(first, *waiting)
-        writer.check_room()
-
-
 async def test_a_group_larger_than_the_limit_is_taken_when_nothing_waits(
     settings: journal.Settings,
 ) -> None:
